@@ -58,6 +58,8 @@ mod frameworks;
 mod full_node;
 #[path = "agent/hotplug.rs"]
 mod hotplug;
+#[path = "agent/late.rs"]
+mod late;
 #[path = "agent/life.rs"]
 mod life;
 #[path = "agent/nested.rs"]

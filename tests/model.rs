@@ -35,6 +35,8 @@ mod recorded;
 #[path = "support/repository.rs"]
 mod repository;
 
+#[path = "model/late.rs"]
+mod late;
 #[path = "model/requests.rs"]
 mod requests;
 #[path = "model/requests_tests.rs"]

@@ -1,6 +1,6 @@
 //! [`AgentEvent`]: the input of the reconciler, and the answers to runtime requests.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
 
 use tokio::sync::oneshot;
@@ -101,6 +101,10 @@ pub struct RuntimePod {
     pub pod: Pod,
     /// The names of the injected variables, by container.
     pub injected: BTreeMap<String, Vec<String>>,
+    /// The containers that the runtime has removed and not created again.
+    pub removed: BTreeSet<String>,
+    /// The containers that have stopped and were not removed so far.
+    pub stopped: BTreeSet<String>,
 }
 
 /// The answer to CreateContainer.

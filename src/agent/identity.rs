@@ -208,6 +208,8 @@ mod tests {
         let runtime_pod = |namespace: &str| RuntimePod {
             pod: pod(namespace, "hash"),
             injected: BTreeMap::new(),
+            removed: BTreeSet::new(),
+            stopped: BTreeSet::new(),
         };
         let runtime = runtime
             .map(|namespace| ("hash".to_owned(), runtime_pod(namespace)))

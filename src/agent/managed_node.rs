@@ -151,6 +151,7 @@ impl PassNode for ManagedNode {
             devices: &self.devices,
             moves: 0,
             ids_settled: self.ids_settled,
+            known: None,
             suspended: node.suspended(),
         }
     }

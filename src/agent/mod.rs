@@ -27,6 +27,7 @@ mod history;
 mod http;
 mod identity;
 mod isolation_gate;
+mod known_pods;
 mod kubelet;
 mod log_filter;
 mod managed_node;

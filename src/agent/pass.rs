@@ -357,8 +357,10 @@ impl<N: PassNode> Pass<'_, N> {
             _ => &self.view.observed,
         };
         let here = self.state.pods.here(all, &self.view.pods);
+        let known = self.state.pods.known_pods(all, &self.view.pods);
         let input = DecisionInput {
             moves,
+            known: Some(&known),
             ..self.node.decision_input(&self.view.pods, &here)
         };
         let (may_yield, has_urgent) = (self.may_yield, &mut self.has_urgent);

@@ -221,12 +221,25 @@ impl PassState {
         if !ledger.excluded.is_empty() || cached.has_ended_owner(node) {
             return true;
         }
-        // The pods may have lost containers since the last node pass.
-        let (observed, mut ledger) = (cached.observed.clone()).matched_again(CpuSet::new(), &pods);
+        // The pods may have lost containers since the last node pass. Of a pod that is in no list, only existing containers
+        // keep their CPUs.
+        let mut observed = cached.observed.clone();
+        for pod in &mut observed.pods {
+            let cgroup = &pod.cgroup;
+            if cached.ledger.assignments.contains_key(&cgroup.uid)
+                && self.pods.is_missing(&cgroup.uid)
+                && let Ok(Some(now)) = node.pod(cgroup.path.clone(), cgroup.uid.clone())
+            {
+                pod.cgroup = now;
+            }
+        }
+        let (observed, mut ledger) = observed.matched_again(CpuSet::new(), &pods);
         self.pods.enter_pending(&mut ledger);
         let here = self.pods.here(&observed, &pods);
+        let known = self.pods.known_pods(&observed, &pods);
         let input = DecisionInput {
             moves,
+            known: Some(&known),
             ..node.decision_input(&pods, &here)
         };
         let decisions = decide(&input, &ledger);

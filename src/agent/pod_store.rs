@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use super::event::{PodSource, RuntimePod, RuntimeUpdate};
 use super::identity::{self, Evidence, RecordedPod};
+use super::known_pods::PodLists;
 use super::pending::PendingAssignments;
 use crate::pin::{Ledger, Observed};
 use crate::pod::{ApiUid, ContainerIds, Pod, is_required};
@@ -30,6 +31,8 @@ pub struct PodStore {
     runtime: BTreeMap<String, RuntimePod>,
     has_runtime: bool,
     pending: PendingAssignments,
+    /// Which lists of pods are awaited.
+    lists: PodLists,
     /// All pods, cached until a source changes.
     known: Option<PodIndex>,
 }
@@ -82,8 +85,30 @@ impl PodStore {
         }
     }
 
+    /// Names the sources that list the node's pods.
+    #[must_use]
+    pub fn listed_by(mut self, sources: &[PodSource]) -> Self {
+        self.lists = PodLists::new(sources);
+        self
+    }
+
+    pub(super) fn lists(&self) -> &PodLists {
+        &self.lists
+    }
+
+    /// The pods of the API and of the folder.
+    pub(super) fn described(&self) -> &[Pod] {
+        &self.described
+    }
+
+    /// The container runtime's description of a pod.
+    pub(super) fn of_runtime(&self, uid: &str) -> Option<&RuntimePod> {
+        self.runtime.get(uid)
+    }
+
     /// Takes a source's complete list of pods, with the errors of reading.
     pub fn pods(&mut self, source: PodSource, mut pods: Vec<Pod>, errors: Vec<String>) {
+        self.lists.arrived(source, errors.is_empty());
         let ids = match source {
             PodSource::Api => ContainerIds::Awaited,
             PodSource::Folder => self.folder_ids,
@@ -421,6 +446,8 @@ mod tests {
         RuntimePod {
             pod: pod(number, environment),
             injected: BTreeMap::new(),
+            removed: BTreeSet::new(),
+            stopped: BTreeSet::new(),
         }
     }
 

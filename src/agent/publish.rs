@@ -48,6 +48,10 @@ impl Reconciler {
         self.note_lost_cpus(&result.lost);
         let containers = self.container_states(result, &result.observed);
         errors.extend(self.unguarded_problems(result, &containers));
+        let (observed, decisions) = (&result.observed, &result.decisions);
+        let store = &self.passes.pods;
+        let undescribed = (self.undescribed).problems(store, (observed, decisions), Instant::now());
+        errors.extend(undescribed);
         let node = &self.managed.node;
         let desired = &result.decisions.desired;
         let exclusive = desired.exclusive().intersection(&node.topology.online);

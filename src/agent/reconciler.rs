@@ -12,6 +12,7 @@ use super::event::{AgentEvent, PodSource, RuntimeUpdate};
 use super::event_queue::EventQueue;
 use super::heartbeat::Heartbeat;
 use super::history::History;
+use super::known_pods::UndescribedOwners;
 use super::managed_node::ManagedNode;
 use super::node::AgentNode;
 use super::pass;
@@ -62,6 +63,7 @@ pub(super) struct Reconciler {
     /// Why changes in some watched trees are noticed only by the timer, by tree.
     pub(super) unwatched: BTreeMap<PathBuf, String>,
     pub(super) unguarded: UnguardedStarts,
+    pub(super) undescribed: UndescribedOwners,
 }
 
 // === impl Reconciler ===
@@ -80,9 +82,14 @@ impl Reconciler {
         } else {
             ContainerIds::NoSource
         };
+        let folder = node.config.manifest_dir.is_some();
+        let sources = [(api, PodSource::Api), (folder, PodSource::Folder)];
+        let used = sources.into_iter().filter(|(is_used, _)| *is_used);
+        let used: Vec<PodSource> = used.map(|(_, source)| source).collect();
+        let store = PodStore::new(folder_ids).listed_by(&used);
         Self {
             managed: ManagedNode::new(node),
-            passes: PassState::new(PodStore::new(folder_ids), metrics, heartbeat),
+            passes: PassState::new(store, metrics, heartbeat),
             api,
             begun: Instant::now(),
             history: History::default(),
@@ -93,6 +100,7 @@ impl Reconciler {
             lost: CpuSet::new(),
             unwatched: BTreeMap::new(),
             unguarded: UnguardedStarts::default(),
+            undescribed: UndescribedOwners::default(),
         }
     }
 

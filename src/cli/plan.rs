@@ -191,6 +191,7 @@ pub(super) fn planned(
         devices: &BTreeMap::new(),
         moves: config.max_moves_per_hour as usize,
         ids_settled: true,
+        known: None,
         suspended: None,
     };
     let mut moves = Vec::new();

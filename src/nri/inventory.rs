@@ -20,6 +20,9 @@ pub struct Inventory {
     containers: BTreeMap<String, BTreeMap<u64, Container>>,
     /// The keys in `containers`, by a container's id: its sandbox's id and its number.
     keys: BTreeMap<String, (String, u64)>,
+    /// The names of the removed containers, by their sandbox's id. A container that is created again has its name here no
+    /// longer.
+    removed: BTreeMap<String, BTreeSet<String>>,
     /// The number of the latest container. Numbers increase with each new container.
     last_number: u64,
 }
@@ -58,28 +61,74 @@ impl Inventory {
     }
 
     fn put_container(&mut self, container: Container) {
-        let before = self.remove(&container.id);
+        let before = self.take(&container.id).map(|(number, _)| number);
         let number = before.unwrap_or_else(|| {
             self.last_number += 1;
             self.last_number
         });
         let sandbox = container.pod_sandbox_id.clone();
+        if let Some(removed) = self.removed.get_mut(&sandbox) {
+            removed.remove(&container.name);
+        }
         let key = (sandbox.clone(), number);
         self.keys.insert(container.id.clone(), key);
         let siblings = self.containers.entry(sandbox).or_default();
         siblings.insert(number, container);
     }
 
-    /// Removes a container that has stopped, was removed or could not be created. Returns its number.
+    /// Notes that a container has stopped. Until it is removed, the runtime may still report another instance with its name.
+    pub fn stop(&mut self, container: &str) {
+        let stopped = self
+            .keys
+            .get(container)
+            .and_then(|(sandbox, number)| self.containers.get_mut(sandbox)?.get_mut(number));
+        if let Some(stopped) = stopped {
+            stopped.state = ContainerState::Stopped as i32;
+        }
+    }
+
+    /// Removes a container that the runtime has removed or could not create. Returns its number.
     pub fn remove(&mut self, container: &str) -> Option<u64> {
-        let (sandbox, number) = self.keys.remove(container)?;
-        if let Some(siblings) = self.containers.get_mut(&sandbox) {
-            siblings.remove(&number);
-            if siblings.is_empty() {
-                self.containers.remove(&sandbox);
-            }
+        let (number, removed) = self.take(container)?;
+        let siblings = self.containers.get(&removed.pod_sandbox_id).into_iter();
+        let mut siblings = siblings.flat_map(BTreeMap::values);
+        if !siblings.any(|other| other.name == removed.name) {
+            let names = self.removed.entry(removed.pod_sandbox_id).or_default();
+            names.insert(removed.name);
         }
         Some(number)
+    }
+
+    fn take(&mut self, container: &str) -> Option<(u64, Container)> {
+        let (sandbox, number) = self.keys.remove(container)?;
+        let siblings = self.containers.get_mut(&sandbox)?;
+        let taken = siblings.remove(&number)?;
+        if siblings.is_empty() {
+            self.containers.remove(&sandbox);
+        }
+        Some((number, taken))
+    }
+
+    /// The names of a sandbox's containers that were removed and not created again.
+    pub fn removed(&self, sandbox: &str) -> impl Iterator<Item = &str> {
+        let removed = self.removed.get(sandbox).into_iter();
+        removed.flatten().map(String::as_str)
+    }
+
+    /// The names of a sandbox's containers that have stopped and were not removed so far.
+    pub fn stopped(&self, sandbox: &str) -> impl Iterator<Item = &str> {
+        let stopped = ContainerState::Stopped as i32;
+        let containers = self.containers.get(sandbox).into_iter();
+        let containers = containers.flat_map(BTreeMap::values);
+        let stopped = containers.filter(move |container| container.state == stopped);
+        stopped.map(|container| container.name.as_str())
+    }
+
+    /// Whether a sandbox has a container with this name, running or stopped.
+    pub fn has_container(&self, sandbox: &str, name: &str) -> bool {
+        let containers = self.containers.get(sandbox).into_iter();
+        let mut containers = containers.flat_map(BTreeMap::values);
+        containers.any(|container| container.name == name)
     }
 
     /// Removes a sandbox and its containers.
@@ -87,6 +136,7 @@ impl Inventory {
         if let Some(pod) = self.sandboxes.remove(sandbox) {
             self.by_uid.remove(&(pod.uid, pod.id));
         }
+        self.removed.remove(sandbox);
         let containers = self.containers.remove(sandbox).unwrap_or_default();
         for container in containers.values() {
             self.keys.remove(&container.id);
@@ -192,6 +242,38 @@ mod tests {
                 Some(expected)
             );
         }
+    }
+
+    #[test]
+    fn a_container_is_removed_if_no_other_with_its_name_is_left() {
+        let mut inventory = Inventory::default();
+        let removed = |inventory: &Inventory| -> Vec<String> {
+            inventory.removed("p").map(str::to_owned).collect()
+        };
+        for id in ["1", "2"] {
+            inventory.put(sandbox("p"), container(id, "ps", "p"));
+            inventory.stop(id);
+            assert_eq!(names(&inventory, "p"), Vec::<String>::new());
+            assert!(inventory.has_container("p", "ps"));
+        }
+        // The kubelet removes the remains of the earlier run.
+        inventory.remove("1");
+        assert_eq!(removed(&inventory), Vec::<String>::new());
+        inventory.remove("2");
+        assert_eq!(removed(&inventory), ["ps"]);
+        // Nobody knows whose the container was.
+        inventory.remove("3");
+        inventory.put(sandbox("p"), container("4", "ps", "p"));
+        assert_eq!(removed(&inventory), Vec::<String>::new());
+        inventory.remove("4");
+        inventory.remove_pod("p");
+        assert_eq!(
+            inventory,
+            Inventory {
+                last_number: 3,
+                ..Inventory::default()
+            }
+        );
     }
 
     #[test]

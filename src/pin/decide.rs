@@ -16,6 +16,7 @@ use crate::pod::{
     Balancing, Container, ContainerKind, Entitlement, MemoryPolicy, Pod, Qos, Recognition,
 };
 
+pub use known::{Description, KnownPod, KnownPods};
 pub use model::{ContainerMove, DecisionInput};
 use model::{PodRequest, ShortfallNote};
 
@@ -168,10 +169,12 @@ pub fn decide_while(
     mut on: impl FnMut() -> bool,
 ) -> Option<Decisions> {
     let pods = inputs.pods.iter().enumerate();
-    let requests = pods.map(|(index, pod)| on().then(|| PodRequest::new(index, pod, inputs)));
+    let requests =
+        pods.map(|(index, pod)| on().then(|| PodRequest::new(index, pod, inputs, ledger)));
     let requests: Vec<PodRequest> = requests.collect::<Option<_>>()?;
     let mut placing = place::PlacementPass::new(inputs, ledger, &requests);
     // Pods first keep or give up CPUs. CPUs given up by a pod become free in the next pass only.
+    placing.keep_undescribed();
     for pod in &requests {
         placing.keep(pod);
     }
@@ -255,12 +258,19 @@ impl PodRequest<'_> {
                 refused,
             });
         }
-        let containers = self.pod.containers.iter();
+        let containers = self.pod.containers.iter().zip(&self.entitlements);
         let mut lasting = containers
-            .filter(|container| container.kind != ContainerKind::Init && !container.ended)
+            .filter(|(container, entitlement)| {
+                let inherits = matches!(entitlement, Entitlement::Inherit { .. });
+                container.kind != ContainerKind::Init && !container.ended && !inherits
+            })
+            .map(|(container, _)| container)
             .peekable();
         let plan = decisions.desired.pod_mut(&self.key);
-        plan.name = Some((self.pod.namespace.clone(), self.pod.name.clone()));
+        // Without a name, the plan leaves the pod's quota and the name in the pod's record alone.
+        let is_known = self.description != Description::Awaited || !self.is_recorded;
+        let name = || (self.pod.namespace.clone(), self.pod.name.clone());
+        plan.name = is_known.then(name);
         plan.isolated |= self.preferences.partition == Balancing::Isolated;
         plan.movable |= self.preferences.movable;
         plan.free_memory |= self.preferences.memory == MemoryPolicy::Free;
@@ -274,6 +284,7 @@ impl PodRequest<'_> {
     }
 }
 
+mod known;
 mod memory;
 mod model;
 mod place;

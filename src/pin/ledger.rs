@@ -288,6 +288,25 @@ impl ObservedPod {
         union(self.others(name).map(cpus))
     }
 
+    /// Whether a container of a pod without a description runs on recorded CPUs of the pod that no existing container owns, as
+    /// an init container does. Nobody may have told its name so far.
+    pub(super) fn runs_inside(
+        &self,
+        container: &ObservedContainer,
+        assignment: &PodAssignment,
+    ) -> bool {
+        let cgroup = &container.cgroup;
+        let others = self.containers.iter();
+        let others = others.filter(|other| other.cgroup.path != cgroup.path);
+        let names: Vec<&str> = others.filter_map(|other| other.name.as_deref()).collect();
+        let owners = assignment.containers.iter();
+        let free = owners.filter(|(name, _)| !names.contains(&name.as_str()));
+        let effective = &cgroup.cpuset.effective;
+        cgroup.populated
+            && !effective.is_empty()
+            && effective.is_subset(&union(free.map(|(_, cpus)| cpus)))
+    }
+
     /// The cgroups in the pod that do not belong to the named container. A cgroup that an earlier run of the container
     /// left behind has no name, so it counts.
     fn others(&self, name: &str) -> impl Iterator<Item = &ObservedContainer> {
@@ -399,6 +418,14 @@ impl Ledger {
             .or_insert_with(|| cpus.clone());
     }
 
+    /// Adds the CPUs of a container, or the idle CPUs without a name.
+    fn add_entry(&mut self, uid: &str, name: Option<&str>, cpus: &CpuSet) {
+        match name {
+            Some(name) => self.add_if_missing(uid, name, cpus),
+            None => self.add_idle(uid, cpus),
+        }
+    }
+
     fn add_idle(&mut self, uid: &str, cpus: &CpuSet) {
         let pod = self.assignments.entry(uid.to_owned()).or_default();
         if pod.idle.is_empty() {
@@ -438,17 +465,28 @@ impl Ledger {
         let uid = &pod.cgroup.uid;
         // With `cpuset`, a container's record is written before the pod's record. With partitions,
         // the pod's record is written first. After a crash in between, only one record exists, so
-        // both records count.
+        // both records count. CPUs that the pod's record gives to a pod mate are the mate's: the
+        // container whose record has them, too, has ended, or is to get them.
+        let recorded = pod.record.as_ref().map(|record| &record.assignment);
+        for (name, cpus) in recorded.into_iter().flat_map(PodAssignment::entries) {
+            self.add_entry(uid, name, cpus);
+        }
+        let of_mates = |name: Option<&str>| {
+            let entries = recorded.into_iter().flat_map(PodAssignment::entries);
+            union(
+                entries
+                    .filter(|(mate, _)| *mate != name)
+                    .map(|(_, cpus)| cpus),
+            )
+        };
         let records = pod
             .containers
             .iter()
             .filter_map(|container| container.record.as_ref());
-        for record in pod.record.iter().chain(records) {
-            for (name, cpus) in record.assignment.entries() {
-                match name {
-                    Some(name) => self.add_if_missing(uid, name, cpus),
-                    None => self.add_idle(uid, cpus),
-                }
+        for (name, cpus) in records.flat_map(|record| record.assignment.entries()) {
+            let own = cpus.difference(&of_mates(name));
+            if !own.is_empty() {
+                self.add_entry(uid, name, &own);
             }
         }
         for container in &pod.containers {

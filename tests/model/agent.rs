@@ -283,9 +283,14 @@ impl Setup {
 
     /// A store with the pods of the API.
     pub(crate) fn store(&self, world: &World) -> PodStore {
-        let mut store = PodStore::new(ContainerIds::Awaited);
+        let mut store = Self::store_without_list();
         store.pods(PodSource::Api, self.described(world), Vec::new());
         store
+    }
+
+    /// A store before the API's first list.
+    pub(crate) fn store_without_list() -> PodStore {
+        PodStore::new(ContainerIds::Awaited).listed_by(&[PodSource::Api])
     }
 
     /// The plan of an agent that starts now, with the pods of the API.
@@ -300,6 +305,7 @@ impl Setup {
         store.enter_pending(&mut ledger);
         let machine = self.machine(world.kernel.online);
         let here = store.here(&observed, &pods);
+        let known = store.known_pods(&observed, &pods);
         let inputs = DecisionInput {
             topology: &machine.0,
             placer: &machine.1,
@@ -311,6 +317,7 @@ impl Setup {
             here: Some(&here),
             devices: &BTreeMap::new(),
             ids_settled: true,
+            known: Some(&known),
             suspended: None,
             moves: 0,
         };

@@ -9,7 +9,7 @@ use pinfold::cpu::CpuSet;
 use pinfold::pin::{
     Drift, DriftCause, DriftInput, ObservedContainer, PodAssignment, Reason, Step, drift,
 };
-use pinfold::pod::Entitlement;
+use pinfold::pod::{ContainerKind, Entitlement};
 
 use super::agent::{ModelEnforcement, Outcome, Planned, Setup, World};
 use super::events::Event;
@@ -139,7 +139,8 @@ impl Setup {
                 let had = entry.map_or(had.idle.clone(), |name| {
                     had.containers.get(name).cloned().unwrap_or_default()
                 });
-                let gained = cpus.difference(&had);
+                // What the pod has already may pass to another of its containers.
+                let gained = cpus.difference(&ledger.of(uid).cpus());
                 let never = set(self.reserved(world)).union(&ledger.excluded);
                 if !gained.is_disjoint(&never) || !gained.is_subset(&set(world.kernel.online)) {
                     return Err(format!(
@@ -170,7 +171,14 @@ impl Setup {
             };
             let uid = pod.cgroup_uid().filter(has_cgroup);
             let here = uid.is_some_and(|uid| planned.here.contains(uid));
-            let has = decision.cpus.as_ref().map_or(0, CpuSet::len);
+            // An init container whose description came late hands its CPUs on when it ends.
+            let late = planned.decisions.containers.iter().filter(|other| {
+                let kind = planned.pods[other.pod].containers[other.container].kind;
+                other.pod == decision.pod && kind == ContainerKind::Init
+            });
+            let late = late.filter(|init| init.entitlement.cpus() > 0);
+            let promised = late.filter_map(|init| init.cpus.as_ref()).map(CpuSet::len);
+            let has = decision.cpus.as_ref().map_or(0, CpuSet::len) + promised.sum::<usize>();
             if here && *owed as usize > has && *owed as usize - has <= free {
                 return Err(format!(
                     "{} owns {has} CPUs, is owed {owed}, and {free} are free",

@@ -439,6 +439,7 @@ impl PassNode for ModelNode<'_> {
             devices: &self.devices,
             moves: 0,
             ids_settled: true,
+            known: None,
             suspended: None,
         }
     }

@@ -26,6 +26,11 @@ enum Choice {
     KillIn(u8, u16),
     /// A node pass yields to a request.
     Yield(u8, u16),
+    /// A pod's sandbox runs before the API server describes the pod.
+    Early(u16),
+    /// The agent restarts before the API server's list.
+    BeforeList,
+    List,
 }
 
 /// A quarter of the usual cases: each is a long history. `PROPTEST_CASES` asks for more.
@@ -62,6 +67,16 @@ fn choice_of_requests() -> impl Strategy<Value = Choice> {
     ]
 }
 
+/// The same with an API server that is slower than the runtime.
+fn choice_of_late_descriptions() -> impl Strategy<Value = Choice> {
+    prop_oneof![
+        12 => choice_of_requests(),
+        2 => any::<u16>().prop_map(Choice::Early),
+        1 => Just(Choice::BeforeList),
+        1 => Just(Choice::List),
+    ]
+}
+
 fn run_requests(setup: &Setup, menu: Menu, choices: &[Choice]) -> Result<(), TestCaseError> {
     fn one<T: Copy>(all: &[T], number: u16) -> Option<T> {
         let at = usize::from(number).checked_rem(all.len())?;
@@ -83,6 +98,15 @@ fn run_requests(setup: &Setup, menu: Menu, choices: &[Choice]) -> Result<(), Tes
                 one(&requests, *number).map(|request| Act::Yield(usize::from(*at), request))
             }
             Choice::Wake => Some(Act::Wake),
+            Choice::Early(number) => {
+                let runs = own.iter().filter_map(|act| match act {
+                    Act::Run(pod) => Some(Act::RunEarly(*pod)),
+                    _ => None,
+                });
+                one(&runs.collect::<Vec<_>>(), *number)
+            }
+            Choice::BeforeList => Some(Act::RestartBeforeList),
+            Choice::List => Some(Act::List),
             _ => None,
         };
         let act = act.unwrap_or(Act::Reconcile);
@@ -204,6 +228,18 @@ proptest! {
     }
 }
 
+proptest! {
+    #![proptest_config(config())]
+
+    /// Only the kubelet, the runtime and a slow API server act.
+    #[test]
+    fn late_descriptions(choices in prop::collection::vec(choice_of_late_descriptions(), 1..40)) {
+        for kind in [KernelKind::V1, KernelKind::V2, KernelKind::Early612, KernelKind::Late612, KernelKind::Linux72] {
+            run_requests_on(kind, PLAIN, &choices)?;
+        }
+    }
+}
+
 /// A foreign program confined pod 2 to a CPU of pod 1, so the kernel refuses pod 1's CPUs. The first reconcile frees a CPU.
 /// The second gives the CPU to pod 2 and so ends the block. The third gives pod 1 its CPUs.
 #[test]
@@ -300,9 +336,14 @@ fn a_foreign_set_of_a_pod_leaves_its_containers_apart() {
 /// A planner that trims cgroups above partitions before the cgroups below is detected by a short history.
 #[test]
 fn a_mutant_is_detected_and_shrunk() {
-    let histories = prop::collection::vec(choice(), 1..60);
+    let histories = prop::collection::vec(choice(), 1..20);
+    let config = ProptestConfig {
+        cases: 1000,
+        max_shrink_iters: 2000,
+        ..config()
+    };
     let mut runner =
-        TestRunner::new_with_rng(config(), TestRng::deterministic_rng(RngAlgorithm::ChaCha));
+        TestRunner::new_with_rng(config, TestRng::deterministic_rng(RngAlgorithm::ChaCha));
     match runner.run(&histories, |choices| {
         run(KernelKind::Early612, PLAIN, trimmed_first, &choices)
     }) {

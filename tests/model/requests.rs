@@ -1,14 +1,14 @@
 //! An agent whose state lives from pass to pass, and a container runtime that waits for answers.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 
 use pinfold::agent::pass_model::{PassEnd, PassResult, PassScope, RuntimeRequest};
 use pinfold::agent::pass_state::{PassState, PodStore};
 use pinfold::agent::{PodSource, RuntimePod, RuntimeUpdate};
 use pinfold::cpu::CpuSet;
-use pinfold::pin::{DriftCause, Ledger, Observed};
-use pinfold::pod::{ContainerKind, Entitlement};
+use pinfold::pin::{DriftCause, Ledger, Observed, PodAssignment};
+use pinfold::pod::{ContainerIds, ContainerKind, Entitlement};
 
 use super::agent::{ModelEnforcement, PodState, Setup, World};
 use super::events::{Event, Menu};
@@ -32,6 +32,12 @@ pub(crate) enum Act {
     Happen(Event),
     /// The runtime runs a pod's sandbox.
     Run(usize),
+    /// The same, and the API server's description of the pod comes later, with the event `Learn`.
+    RunEarly(usize),
+    /// The agent restarts, and the API server's list comes later.
+    RestartBeforeList,
+    /// The API server's list arrives.
+    List,
     /// The runtime waits for the answer to a request.
     Ask(Request),
     /// The agent is killed after this number of steps for a request, and restarts.
@@ -78,10 +84,14 @@ pub(crate) struct Agent<'a> {
     /// Whether a foreign program has changed the node since the last node pass.
     is_disturbed: bool,
     /// Whether an event has happened that can lead to drift later on: a foreign write, a change of the CPUs or of the
-    /// configuration, or the loss of a pod's description.
+    /// configuration.
     may_drift: bool,
     /// Whether the agent was killed since the last node pass.
     was_killed: bool,
+    /// Whether the entitlement of a pod has changed.
+    has_resized: bool,
+    /// Whether the API server's list has arrived since the agent's start.
+    has_list: bool,
     /// The number of requests served by a pod pass alone, and by node passes.
     pub(crate) served: [usize; 2],
 }
@@ -122,6 +132,8 @@ impl<'a> Agent<'a> {
             is_disturbed: false,
             may_drift: false,
             was_killed: false,
+            has_resized: false,
+            has_list: true,
             served: [0; 2],
         }
     }
@@ -145,6 +157,12 @@ impl<'a> Agent<'a> {
     fn containers(&self) -> impl Iterator<Item = (usize, usize)> + use<> {
         let pods = 0..self.runtime.len();
         pods.flat_map(|pod| (0..CONTAINERS).map(move |at| (pod, at)))
+    }
+
+    /// Whether the container is an init container without CPUs of its own. It has some if the description came late.
+    fn inherits(&self, pod: usize, at: usize, owned: &PodAssignment) -> bool {
+        let kind = self.setup.shapes[pod].containers()[at].0;
+        kind == ContainerKind::Init && !owned.containers.contains_key(&name(at))
     }
 
     /// The CPUs of a pod's record that an init container may use: those without a container.
@@ -179,9 +197,15 @@ impl<'a> Agent<'a> {
         described
             .containers
             .retain(|container| container.runtime_id.is_some());
+        // The runtime does not know the kinds of containers.
+        let containers = described.containers.iter_mut();
+        containers.for_each(|container| container.kind = ContainerKind::App);
+        described.ids = ContainerIds::Runtime;
         Some(RuntimePod {
             pod: described,
             injected: BTreeMap::new(),
+            removed: BTreeSet::new(),
+            stopped: BTreeSet::new(),
         })
     }
 
@@ -192,11 +216,16 @@ impl<'a> Agent<'a> {
 
     /// A store with the pods that a new agent reads.
     fn store(&self, world: &World) -> PodStore {
-        let mut store = self.setup.store(world);
+        let mut store = if self.has_list {
+            self.setup.store(world)
+        } else {
+            Setup::store_without_list()
+        };
         store.runtime(self.all_of_runtime());
         store
     }
 
+    /// The list that the agent had arrives again without delay.
     fn restart(&mut self) {
         self.was_killed = true;
         self.world.refused.clear();
@@ -285,14 +314,37 @@ impl<'a> Agent<'a> {
 
     /// Makes a move. Whether an ordered kill or yield came about.
     pub(crate) fn go(&mut self, act: Act) -> Result<bool, Broken> {
+        let running = self.on_own_cpus();
+        let came = self.act(act)?;
+        self.has_one_owner()?;
+        self.stays(&running, act)?;
+        Ok(came)
+    }
+
+    fn act(&mut self, act: Act) -> Result<bool, Broken> {
         let mut came = true;
         match act {
             Act::Happen(event) => self.happen(event),
-            Act::Run(pod) => {
+            Act::Run(pod) | Act::RunEarly(pod) => {
                 self.world.happen(Event::Create(pod));
+                self.world.pods[pod].known = matches!(act, Act::Run(_));
                 self.describe();
                 self.runtime[pod] = Some(Default::default());
                 self.tell(pod);
+            }
+            Act::RestartBeforeList => {
+                self.has_list = false;
+                self.was_killed = true;
+                self.world.refused.clear();
+                self.state = self.setup.state(Setup::store_without_list());
+                // The runtime lists its pods after the first pass.
+                self.node_pass(None, &mut || false, &mut usize::MAX.to_owned())?;
+                let all = self.all_of_runtime();
+                self.state.pods.runtime(all);
+            }
+            Act::List => {
+                self.has_list = true;
+                self.describe();
             }
             Act::Ask(request) => came = self.ask(request, usize::MAX)?,
             Act::KillIn(steps, request) => {
@@ -334,8 +386,59 @@ impl<'a> Agent<'a> {
                 }
             }
         }
-        self.has_one_owner()?;
         Ok(came)
+    }
+
+    /// The started containers that run on CPUs of their pod alone, with these CPUs.
+    fn on_own_cpus(&self) -> BTreeMap<(usize, usize, usize), CpuSet> {
+        let (_, ledger) = self.ledger();
+        let kernel = &self.world.kernel;
+        let all = self.containers();
+        let running = all.filter_map(|(pod, at)| {
+            let one = self.container(pod, at).filter(|one| one.started)?;
+            let leaf = leaf_node(pod, at, one.incarnation);
+            let node = kernel.get(leaf)?;
+            let cpus = set(kernel.effective(leaf));
+            let owned = ledger.of(&pod.to_string()).cpus();
+            // With partitions, a container without one runs on shared CPUs.
+            let partition = self.world.enforcement == ModelEnforcement::Partition;
+            let is_pinned = !cpus.is_empty() && cpus.is_subset(&owned);
+            (is_pinned && (!partition || node.is_live()))
+                .then_some(((pod, at, one.incarnation), cpus))
+        });
+        running.collect()
+    }
+
+    /// A running container keeps the CPUs that it has, unless its entitlement changes. An init container hands CPUs to a
+    /// sidecar that is created beside it.
+    fn stays(
+        &self,
+        before: &BTreeMap<(usize, usize, usize), CpuSet>,
+        act: Act,
+    ) -> Result<(), Broken> {
+        if self.may_drift || self.has_resized {
+            return Ok(());
+        }
+        for ((pod, at, incarnation), cpus) in before {
+            let kinds = self.setup.shapes[*pod].containers();
+            let is_init = kinds[*at].0 == ContainerKind::Init;
+            if is_init
+                && kinds
+                    .iter()
+                    .any(|(kind, _)| *kind == ContainerKind::Sidecar)
+            {
+                continue;
+            }
+            let leaf = leaf_node(*pod, *at, *incarnation);
+            let now = set(self.world.kernel.effective(leaf));
+            if self.world.kernel.get(leaf).is_some() && !cpus.is_subset(&now) {
+                return Err(format!(
+                    "{act} moves the running container {} from {cpus} to {now}",
+                    path(leaf)
+                ));
+            }
+        }
+        Ok(())
     }
 
     fn yields(&mut self, at: usize, request: Request) -> Result<bool, Broken> {
@@ -353,6 +456,9 @@ impl<'a> Agent<'a> {
 
     /// The API reports the described pods.
     fn describe(&mut self) {
+        if !self.has_list {
+            return;
+        }
         let pods = self.setup.described(&self.world);
         self.state.pods.pods(PodSource::Api, pods, Vec::new());
     }
@@ -361,8 +467,8 @@ impl<'a> Agent<'a> {
         self.world.happen(event);
         self.is_disturbed |=
             event.is_foreign() || matches!(event, Event::Offline(_) | Event::Online(_));
-        self.may_drift |= self.is_disturbed
-            || matches!(event, Event::Enforce(_) | Event::Reserve | Event::Forget(_));
+        self.may_drift |= self.is_disturbed || matches!(event, Event::Enforce(_) | Event::Reserve);
+        self.has_resized |= matches!(event, Event::Resize(_));
         match event {
             Event::Remove(pod) => {
                 self.runtime[pod] = None;
@@ -613,7 +719,8 @@ impl<'a> Agent<'a> {
                     continue;
                 };
                 let uid = pod.to_string();
-                let is_init = self.setup.shapes[pod].containers()[at].0 == ContainerKind::Init;
+                let owned = ledger.of(&uid);
+                let is_init = self.inherits(pod, at, &owned);
                 for (owner, assignment) in &ledger.assignments {
                     let others = assignment
                         .containers
@@ -627,7 +734,6 @@ impl<'a> Agent<'a> {
                         }
                     }
                 }
-                let owned = ledger.of(&uid);
                 let owned = match is_init {
                     true => owned.usable(),
                     false => owned.containers.get(&name(at)).cloned().unwrap_or_default(),
@@ -662,8 +768,7 @@ impl<'a> Agent<'a> {
         let own = leaf(pod, at).unwrap();
         let (_, ledger) = self.ledger();
         let owned = ledger.of(&pod.to_string());
-        let is_init = self.setup.shapes[pod].containers()[at].0 == ContainerKind::Init;
-        let cpus = if is_init {
+        let cpus = if self.inherits(pod, at, &owned) {
             self.left_for_init(pod, at)
         } else {
             owned.containers.get(&name(at)).cloned().unwrap_or_default()
@@ -743,9 +848,14 @@ impl<'a> Agent<'a> {
         answer.is_some_and(|one| one.answer.is_none()) && !self.owns(pod)
     }
 
+    /// The CPUs of a pod by its records.
+    pub(crate) fn owned(&self, pod: usize) -> CpuSet {
+        self.ledger().1.of(&pod.to_string()).cpus()
+    }
+
     /// Whether any record holds CPUs of a pod.
     pub(crate) fn owns(&self, pod: usize) -> bool {
-        !self.ledger().1.of(&pod.to_string()).is_empty()
+        !self.owned(pod).is_empty()
     }
 }
 

@@ -89,11 +89,12 @@ impl PluginHandler {
         update.or_else(gone).map(AgentEvent::Runtime)
     }
 
-    /// Removes a stopped container or sandbox from the inventory, and informs the reconciler.
+    /// Notes in the inventory that a container or a sandbox has stopped or was removed, and informs the reconciler.
     fn remove_ended(&self, event: nri::Event, request: &nri::EventRequest) {
         let mut inventory = lock(&self.inventory);
         match event {
-            nri::Event::StopContainer | nri::Event::RemoveContainer => {
+            nri::Event::StopContainer => inventory.stop(&request.container.id),
+            nri::Event::RemoveContainer => {
                 inventory.remove(&request.container.id);
             }
             nri::Event::StopPodSandbox | nri::Event::RemovePodSandbox => {
@@ -114,9 +115,13 @@ impl PluginHandler {
     /// sandbox stays for a while.
     fn pod(&self, uid: &str) -> Option<RuntimePod> {
         let inventory = lock(&self.inventory);
-        let mut pods: Vec<Pod> = inventory
-            .sandboxes_of(uid)
-            .filter_map(|sandbox| inventory.pod(&sandbox.id))
+        let sandboxes = || {
+            inventory
+                .sandboxes_of(uid)
+                .map(|sandbox| sandbox.id.as_str())
+        };
+        let mut pods: Vec<Pod> = sandboxes()
+            .filter_map(|sandbox| inventory.pod(sandbox))
             .collect();
         pods.sort_by_key(|pod| pod.containers.len());
         let mut pod = pods.pop()?;
@@ -131,7 +136,18 @@ impl PluginHandler {
         };
         let injected: BTreeMap<String, Vec<String>> =
             pod.containers.iter().filter_map(injected_into).collect();
-        Some(without_injected_variables(RuntimePod { pod, injected }))
+        let removed = sandboxes().flat_map(|sandbox| inventory.removed(sandbox));
+        let removed = removed
+            .filter(|name| !sandboxes().any(|sandbox| inventory.has_container(sandbox, name)));
+        let stopped = sandboxes().flat_map(|sandbox| inventory.stopped(sandbox));
+        let stopped = stopped.filter(|name| pod.container(name).is_none());
+        let stopped = stopped.map(str::to_owned).collect();
+        Some(without_injected_variables(RuntimePod {
+            removed: removed.map(str::to_owned).collect(),
+            stopped,
+            pod,
+            injected,
+        }))
     }
 
     /// Sends a request to the reconciler, and waits for the answer.

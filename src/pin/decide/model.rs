@@ -4,8 +4,12 @@ use std::collections::{BTreeMap, BTreeSet, HashSet};
 
 use serde::Serialize;
 
+use super::known::{Description, KnownPod, KnownPods};
 use crate::cpu::{CpuSet, Placer, Topology};
-use crate::pod::{self, Container, CpuPreferences, Entitlement, Pod, Policy, Qos, Recognition};
+use crate::pin::Ledger;
+use crate::pod::{
+    self, Container, ContainerKind, CpuPreferences, Entitlement, Pod, Policy, Qos, Recognition,
+};
 
 /// The input of decisions, besides the ledger.
 #[derive(Debug, Clone, Copy)]
@@ -27,6 +31,9 @@ pub struct DecisionInput<'a> {
     /// The uids of pods with a container, now or soon: only these pods own CPUs. With `None`, as in
     /// a dry run, every pod may own CPUs.
     pub here: Option<&'a HashSet<&'a str>>,
+    /// How far the descriptions can be trusted, and which containers exist. Without it, as in a dry run, each description
+    /// counts as complete, and a pod without a description keeps its CPUs.
+    pub known: Option<&'a KnownPods<'a>>,
     /// NUMA nodes of the pods' devices, by namespace and name.
     pub devices: &'a BTreeMap<(String, String), CpuSet>,
     /// How many running containers may be moved now to make room.
@@ -36,6 +43,21 @@ pub struct DecisionInput<'a> {
     pub ids_settled: bool,
     /// The reason to assign no further CPUs now. Existing assignments stay.
     pub suspended: Option<&'a str>,
+}
+
+// === impl DecisionInput ===
+
+impl<'a> DecisionInput<'a> {
+    /// What is known of a pod, and the description that counts. Before the runtime has had time to report, a container that
+    /// it does not list may exist nevertheless.
+    pub(super) fn known_pod(&self, uid: &str) -> Option<(Description, &'a KnownPod<'a>)> {
+        let known = self.known?.get(uid)?;
+        let description = match known.description {
+            Description::Missing if !self.ids_settled => Description::Awaited,
+            other => other,
+        };
+        Some((description, known))
+    }
 }
 
 /// A move of a running container.
@@ -66,6 +88,11 @@ pub(super) struct PodRequest<'a> {
     pub pod: &'a Pod,
     /// The uid, as in the ledger. A pod without a uid has no known cgroup and gets a made-up key.
     pub key: String,
+    /// The source of the description, and what else is known of the pod.
+    pub description: Description,
+    pub known: Option<&'a KnownPod<'a>>,
+    /// Whether the ledger has CPUs of the pod.
+    pub is_recorded: bool,
     pub qos: Qos,
     pub recognition: Recognition,
     pub entitlements: Vec<Entitlement>,
@@ -80,24 +107,49 @@ pub(super) struct PodRequest<'a> {
 // === impl PodRequest ===
 
 impl<'a> PodRequest<'a> {
-    pub(super) fn new(index: usize, pod: &'a Pod, inputs: &DecisionInput<'_>) -> Self {
-        let entitlement = |container| pod::entitlement(pod, container, inputs.policy);
+    pub(super) fn new(
+        index: usize,
+        pod: &'a Pod,
+        inputs: &DecisionInput<'a>,
+        ledger: &Ledger,
+    ) -> Self {
+        let uid = pod.cgroup_uid();
+        let key = uid.map_or_else(
+            || format!("{}/{}#{index}", pod.namespace, pod.name),
+            str::to_owned,
+        );
+        let known = uid.and_then(|uid| inputs.known_pod(uid));
+        let recorded = ledger.assignments.get(&key);
+        let entitlement = |container: &Container| {
+            let granted = pod::entitlement(pod, container, inputs.policy);
+            match known {
+                Some((description, known)) => {
+                    known.entitlement(description, container, granted, recorded)
+                }
+                None => granted,
+            }
+        };
+        let entitlements: Vec<Entitlement> = pod.containers.iter().map(entitlement).collect();
+        let is_shared =
+            |index: usize| matches!(entitlements.get(index), Some(Entitlement::Shared { .. }));
+        let denied = (0..).zip(&pod.containers).filter(|(index, container)| {
+            is_shared(*index) && pod::is_denied(pod, container, inputs.policy)
+        });
+        let denied = denied.map(|(index, _)| index).collect();
         let (preferences, mistakes) = pod::cpu_preferences(pod, inputs.preferences);
         Self {
             index,
             pod,
-            key: pod.cgroup_uid().map_or_else(
-                || format!("{}/{}#{index}", pod.namespace, pod.name),
-                str::to_owned,
-            ),
+            key,
+            description: known
+                .map(|(description, _)| description)
+                .unwrap_or_default(),
+            known: known.map(|(_, known)| known),
+            is_recorded: recorded.is_some(),
             qos: pod::qos(pod),
             recognition: pod::recognise(pod),
-            entitlements: pod.containers.iter().map(entitlement).collect(),
-            denied: (0..)
-                .zip(&pod.containers)
-                .filter(|(_, container)| pod::is_denied(pod, container, inputs.policy))
-                .map(|(index, _)| index)
-                .collect(),
+            entitlements,
+            denied,
             preferences,
             mistakes,
         }
@@ -121,6 +173,17 @@ impl<'a> PodRequest<'a> {
         self.owed()
             .find(|(container, _)| container.name == name)
             .map(|(_, cpus)| cpus)
+    }
+
+    /// Whether a container exists.
+    pub(super) fn is_live(&self, name: &str) -> bool {
+        self.known.is_some_and(|known| known.is_live(name))
+    }
+
+    /// The init containers that own CPUs until they end, because they got them before the pod's description came.
+    pub(super) fn late_init_containers(&self) -> impl Iterator<Item = &'a Container> {
+        let owed = self.owed().map(|(container, _)| container);
+        owed.filter(|container| container.kind == ContainerKind::Init)
     }
 
     /// Remarks for a person, besides the entitlement's reason.

@@ -1,8 +1,9 @@
 //! Which pods keep, give back and get CPUs, and which containers move to make room.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use super::super::assignment::union;
+use super::known::{Description, KnownPod};
 use super::model::{ContainerMove, DecisionInput, PodRequest, ShortfallNote};
 use crate::cpu::{
     CoreKinds, Cores, CpuSet, Owner, Placement, PlacementRefusal, Request, cpu_count,
@@ -22,6 +23,9 @@ pub(super) struct PlacementPass<'a> {
     /// The online CPUs that pods may use. The other online CPUs are withheld.
     available: CpuSet,
     pub assignments: BTreeMap<String, PodAssignment>,
+    /// The recorded CPUs of containers that do not exist, by pod and container. They are the first choice of the pod's other
+    /// containers. What is left of them stays with its container, unless a complete description says otherwise.
+    spare: BTreeMap<String, BTreeMap<String, CpuSet>>,
     /// Why containers get fewer CPUs than their entitlements, by pod index and container name.
     pub notes: BTreeMap<(usize, String), ShortfallNote>,
     pub moves: Vec<ContainerMove>,
@@ -44,6 +48,7 @@ impl<'a> PlacementPass<'a> {
                 .union(&ledger.exclusive()),
             available: ledger.available(&inputs.topology.online),
             assignments: ledger.assignments.clone(),
+            spare: BTreeMap::new(),
             notes: BTreeMap::new(),
             moves: Vec::new(),
         }
@@ -81,58 +86,161 @@ impl<'a> PlacementPass<'a> {
         if pod.preferences.cores != Cores::Single {
             return CpuSet::new();
         }
+        self.siblings(mine, from)
+    }
+
+    /// The CPUs of `from` that share a core with CPUs of the pod's containers.
+    fn siblings(&self, mine: &PodAssignment, from: &CpuSet) -> CpuSet {
         let own = mine.usable();
         let cores = own.iter().map(|cpu| self.inputs.topology.core_of(cpu));
         union(cores).difference(&own).intersection(from)
     }
 
+    /// Keeps the CPUs of pods that no source describes and the runtime does not know, as far as their containers exist.
+    pub(super) fn keep_undescribed(&mut self) {
+        let Some(known_pods) = self.inputs.known else {
+            return;
+        };
+        let described: BTreeSet<&str> = self.requests.iter().map(|pod| pod.key.as_str()).collect();
+        let uids = known_pods.keys().filter(|uid| !described.contains(*uid));
+        for uid in uids {
+            let (Some((description, known)), Some(recorded)) = (
+                self.inputs.known_pod(uid),
+                self.assignments.get(*uid).cloned(),
+            ) else {
+                continue;
+            };
+            let mut mine = recorded.clone();
+            let keeps =
+                |name: &String, cpus: &mut CpuSet| known.keeps(description, name, cpus, &recorded);
+            mine.containers.retain(keeps);
+            if mine.containers.len() < recorded.containers.len() {
+                mine.idle = self.siblings(&mine, &recorded.idle);
+                self.assignments.insert((*uid).to_owned(), mine);
+            }
+        }
+    }
+
     /// Keeps the CPUs a pod's containers are still entitled to, and removes the rest.
     pub(super) fn keep(&mut self, pod: &PodRequest<'_>) {
-        let (near, placer) = (self.near(pod), self.inputs.placer);
-        let mut mine = self.assignments.remove(&pod.key).unwrap_or_default();
+        let recorded = self.assignments.remove(&pod.key).unwrap_or_default();
+        let is_complete = pod.description == Description::Complete;
         // A pod without a container owns no CPUs. Earlier versions gave CPUs to the sandbox: such
         // CPUs become free now.
         let ids_known = self.inputs.ids_settled || pod.pod.ids == ContainerIds::Runtime;
-        if ids_known && self.absent(pod).is_some() {
-            mine = PodAssignment::default();
+        if is_complete && ids_known && self.absent(pod).is_some() {
+            return;
         }
-        let idle = std::mem::take(&mut mine.idle);
-        mine.containers.retain(|name, cpus| {
-            let Some(wanted) = pod.wanted(name) else {
-                return false;
-            };
-            if wanted < cpus.len() {
-                // CPUs outside the CPUs on offer go first.
-                let offered = cpus.intersection(&self.available);
-                if offered.len() >= wanted {
-                    *cpus = offered;
-                }
-                // The remaining CPUs may not fill whole cores. Without a placement in whole cores,
-                // any of the container's CPUs may stay.
-                let request = pod.preferences.request(wanted, &near);
-                let rest = placer.place_as(cpus, &request).ok();
-                // The container already owns the CPUs. Too many NUMA nodes are no reason to drop
-                // the pod's remaining preferences.
-                let anywhere = Request {
-                    fewest_numa: false,
-                    ..request
-                };
-                let rest = rest.or_else(|| placer.place_as(cpus, &anywhere).ok());
-                if let Some(rest) = rest.or_else(|| placer.place(cpus, wanted).ok()) {
-                    *cpus = rest.cpus;
-                }
+        let mut mine = PodAssignment::default();
+        let mut spare = BTreeMap::new();
+        for (name, cpus) in &recorded.containers {
+            let wanted = pod.wanted(name);
+            if let Some(wanted) = wanted {
+                let kept = self.shrunk(pod, cpus, wanted);
+                mine.containers.insert(name.clone(), kept);
+                continue;
             }
-            true
-        });
-        mine.idle = self.idle(pod, &mine, &idle);
+            let Some(known) = pod.known else {
+                continue;
+            };
+            if known.can_pass_on(pod.description, name, cpus, &recorded) {
+                spare.insert(name.clone(), cpus.clone());
+            } else if known.keeps(pod.description, name, cpus, &recorded) {
+                mine.containers.insert(name.clone(), cpus.clone());
+            }
+        }
+        mine.idle = if is_complete {
+            self.idle(pod, &mine, &recorded.idle)
+        } else {
+            self.siblings(&recorded, &recorded.idle)
+        };
+        if !spare.is_empty() {
+            self.spare.insert(pod.key.clone(), spare);
+        }
         // Only owners are kept, of which there are at most as many as CPUs: `free` goes through all of them for each pod.
         if !mine.is_empty() {
             self.assignments.insert(pod.key.clone(), mine);
         }
     }
 
-    /// Gives a pod's containers the CPUs missing from their entitlements.
+    /// The CPUs that stay of a container's, if it is entitled to `wanted`.
+    fn shrunk(&self, pod: &PodRequest<'_>, cpus: &CpuSet, wanted: usize) -> CpuSet {
+        if wanted >= cpus.len() {
+            return cpus.clone();
+        }
+        // CPUs outside the CPUs on offer go first.
+        let offered = Some(cpus.intersection(&self.available));
+        let cpus = offered
+            .filter(|offered| offered.len() >= wanted)
+            .unwrap_or_else(|| cpus.clone());
+        self.part(pod, &cpus, wanted)
+    }
+
+    /// So many CPUs of a set that the pod has already.
+    fn part(&self, pod: &PodRequest<'_>, cpus: &CpuSet, wanted: usize) -> CpuSet {
+        let placer = self.inputs.placer;
+        // The remaining CPUs may not fill whole cores. Without a placement in whole cores, any of the CPUs may stay.
+        let request = pod.preferences.request(wanted, &self.near(pod));
+        let rest = placer.place_as(cpus, &request).ok();
+        // The pod already owns the CPUs. Too many NUMA nodes are no reason to drop the pod's remaining preferences.
+        let anywhere = Request {
+            fewest_numa: false,
+            ..request
+        };
+        let rest = rest.or_else(|| placer.place_as(cpus, &anywhere).ok());
+        let rest = rest.or_else(|| placer.place(cpus, wanted).ok());
+        rest.map_or_else(|| cpus.clone(), |rest| rest.cpus)
+    }
+
+    /// Gives a pod's containers the CPUs missing from their entitlements: first the CPUs that the pod has already.
     pub(super) fn gain(&mut self, pod: &PodRequest<'_>) {
+        if let Some(mut spare) = self.spare.remove(&pod.key) {
+            self.take_spare(pod, &mut spare);
+            let none = PodAssignment::default();
+            let keeps = |known: &KnownPod<'_>, name: &String, cpus: &mut CpuSet| {
+                known.keeps(pod.description, name, cpus, &none)
+            };
+            spare.retain(|name, cpus| pod.known.is_some_and(|known| keeps(known, name, cpus)));
+            if !spare.is_empty() {
+                let assignment = self.assignments.entry(pod.key.clone()).or_default();
+                assignment.containers.append(&mut spare);
+            }
+        }
+        self.gain_free(pod);
+    }
+
+    /// Gives the CPUs of containers that do not exist to those that lack CPUs.
+    ///
+    /// While a complete list is awaited, only a container that does not run so far gets any: each recorded assignment of the
+    /// pod may still be needed.
+    fn take_spare(&mut self, pod: &PodRequest<'_>, spare: &mut BTreeMap<String, CpuSet>) {
+        let is_awaited = pod.description == Description::Awaited;
+        let runs = |name: &str| {
+            pod.known
+                .is_some_and(|known| known.running.contains_key(name))
+        };
+        for (name, missing) in self.missing(pod) {
+            let all = union(spare.values());
+            if all.is_empty() || is_awaited && runs(name) {
+                continue;
+            }
+            let taken = if missing < all.len() {
+                self.part(pod, &all, missing)
+            } else {
+                all
+            };
+            for rest in spare.values_mut() {
+                *rest = rest.difference(&taken);
+            }
+            spare.retain(|_, rest| !rest.is_empty());
+            let own = self.own(pod, name).union(&taken);
+            let assignment = self.assignments.entry(pod.key.clone()).or_default();
+            assignment.containers.insert(name.to_owned(), own);
+        }
+    }
+
+    /// Gives a pod's containers free CPUs.
+    fn gain_free(&mut self, pod: &PodRequest<'_>) {
         let missing = self.missing(pod);
         if missing.is_empty() {
             return;
@@ -165,12 +273,27 @@ impl<'a> PlacementPass<'a> {
     }
 
     /// The containers with fewer CPUs than their entitlements, and the number of missing CPUs.
-    fn missing<'p>(&self, pod: &PodRequest<'p>) -> Vec<(&'p str, usize)> {
-        let missing = pod.owed().map(|(container, cpus)| {
+    ///
+    /// A container that does not exist so far gets the CPUs of a late init container when that ends. Until then, only the
+    /// others are missing.
+    fn missing<'p>(&mut self, pod: &PodRequest<'p>) -> Vec<(&'p str, usize)> {
+        let late = pod.late_init_containers();
+        let mut promised: usize = late.map(|init| self.own(pod, &init.name).len()).sum();
+        let mut missing = Vec::new();
+        for (container, cpus) in pod.owed() {
             let name = container.name.as_str();
-            (name, cpus.saturating_sub(self.own(pod, name).len()))
-        });
-        missing.filter(|(_, cpus)| *cpus > 0).collect()
+            let mut lacks = cpus.saturating_sub(self.own(pod, name).len());
+            if promised > 0 && lacks > 0 && !pod.is_live(name) {
+                let later = promised.min(lacks);
+                (promised, lacks) = (promised - later, lacks - later);
+                let text = "gets CPUs of its pod's init container when that ends".to_owned();
+                self.add_note(pod, name, text, false);
+            }
+            if lacks > 0 {
+                missing.push((name, lacks));
+            }
+        }
+        missing
     }
 
     /// The assigned CPUs of a container.

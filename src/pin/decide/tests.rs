@@ -74,11 +74,12 @@ fn only_owners_have_an_assignment_while_pods_are_placed() {
         devices: &devices,
         moves: 0,
         ids_settled: true,
+        known: None,
         suspended: None,
     };
     let requests = pods.iter().enumerate();
     let requests: Vec<PodRequest<'_>> = requests
-        .map(|(index, pod)| PodRequest::new(index, pod, &inputs))
+        .map(|(index, pod)| PodRequest::new(index, pod, &inputs, &Ledger::default()))
         .collect();
     let mut placing = place::PlacementPass::new(&inputs, &Ledger::default(), &requests);
     for pod in &requests {
@@ -111,6 +112,7 @@ fn decided_on(topology: &Topology, pods: &[Pod], ledger: &Ledger) -> Decisions {
             devices: &BTreeMap::new(),
             moves: 0,
             ids_settled: true,
+            known: None,
             suspended: None,
             pods,
             here: Some(&here),
@@ -424,4 +426,5 @@ fn each_container_of_a_pod_has_the_fewest_numa_nodes_of_its_own() {
     );
 }
 
+mod known;
 mod reserve;

@@ -192,7 +192,7 @@ impl<'a> PartitionState<'a> {
             // The container runtime's write on a former owner is Pinfold's affair in any pod whose record it can read.
             let is_foreign =
                 pod.has_unreadable_record() || left_alone && !container.has_given_cpus();
-            if is_foreign || is_left_alone(container, plan) {
+            if is_foreign || is_left_alone(pod, container, plan) {
                 target = target.union(&cpuset.exclusive);
                 self.unknown.push((path, cpuset.exclusive.clone()));
                 continue;
@@ -262,26 +262,20 @@ fn init_container_cpus(pod: &ObservedPod, assignment: &PodAssignment) -> CpuSet 
 fn init_container_cgroup<'a>(pod: &'a ObservedPod, plan: &PodPlan) -> Option<&'a str> {
     let inits = || {
         let containers = pod.containers.iter();
-        containers.filter(|container| is_init(container, plan))
+        containers.filter(|container| plan.is_init(pod, container))
     };
     let present = inits().rfind(|container| container.cgroup.populated);
     let chosen = present.or_else(|| inits().next_back())?;
     Some(chosen.cgroup.path.as_str())
 }
 
-/// Whether the container is an init container of its pod.
-fn is_init(container: &ObservedContainer, plan: &PodPlan) -> bool {
-    let name = container.name.as_deref().unwrap_or_default();
-    plan.init_containers.iter().any(|init| init == name)
-}
-
 /// Whether the plan leaves a container's cgroup alone: the record is unreadable, or the exclusive
 /// CPUs are not from Pinfold.
-fn is_left_alone(container: &ObservedContainer, plan: &PodPlan) -> bool {
+fn is_left_alone(pod: &ObservedPod, container: &ObservedContainer, plan: &PodPlan) -> bool {
     let assignment = &plan.assignment;
     let is_explained = container.record.is_some()
         || !own_part(assignment, container).is_empty()
-        || is_init(container, plan)
+        || plan.is_init(pod, container)
         || container
             .cgroup
             .cpuset

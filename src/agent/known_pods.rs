@@ -1,0 +1,289 @@
+//! What is known of the pods besides their descriptions: how far the descriptions can be trusted, and which containers
+//! exist.
+
+use std::collections::{BTreeMap, BTreeSet, HashSet};
+use std::time::{Duration, Instant};
+
+use super::event::PodSource;
+use super::pod_store::PodStore;
+use crate::cpu::CpuSet;
+use crate::pin::decide::{Decisions, Description, KnownPod, KnownPods};
+use crate::pin::{Observed, ObservedContainer, ObservedPod};
+use crate::pod::Pod;
+
+/// How long a pod in no list may own CPUs before `/status` names it. A deleted pod mostly ends within its grace period.
+const LONG_UNDESCRIBED: Duration = Duration::from_secs(300);
+
+/// The sources that list the node's pods, and which of their first lists are awaited.
+#[derive(Debug, Default)]
+pub(super) struct PodLists {
+    sources: BTreeSet<PodSource>,
+    awaited: BTreeSet<PodSource>,
+}
+
+// === impl PodLists ===
+
+impl PodLists {
+    pub(super) fn new(sources: &[PodSource]) -> Self {
+        let sources: BTreeSet<PodSource> = sources.iter().copied().collect();
+        Self {
+            awaited: sources.clone(),
+            sources,
+        }
+    }
+
+    /// Takes a list. A list with errors lacks pods. Beside an API server, the folder describes static pods only, and one
+    /// damaged file shall not keep the API server's list from counting.
+    pub(super) fn arrived(&mut self, source: PodSource, is_complete: bool) {
+        let counts_anyway = source == PodSource::Folder && self.sources.contains(&PodSource::Api);
+        if is_complete || counts_anyway {
+            self.awaited.remove(&source);
+        }
+    }
+}
+
+// === impl PodStore ===
+
+impl PodStore {
+    /// The description of a pod that neither the API nor the folder describes.
+    fn undescribed(&self) -> Description {
+        let lists = self.lists();
+        if !lists.awaited.is_empty() {
+            Description::Awaited
+        } else if !lists.sources.is_empty() {
+            Description::Missing
+        } else if self.has_runtime() {
+            Description::RuntimeOnly
+        } else {
+            // Nobody has said anything about any pod.
+            Description::Awaited
+        }
+    }
+
+    /// Whether only existing containers of a pod keep their CPUs, because it is in no list.
+    pub(super) fn is_missing(&self, uid: &str) -> bool {
+        self.undescribed() == Description::Missing && !self.is_described(uid)
+    }
+
+    /// What is known of the pods in `observed` and in `pods`. For a single pod with a uid, only what is known of this pod.
+    #[doc(hidden)]
+    pub fn known_pods<'a>(&'a self, observed: &'a Observed, pods: &'a [Pod]) -> KnownPods<'a> {
+        let undescribed = self.undescribed();
+        if let [pod] = pods
+            && let Some(uid) = pod.cgroup_uid()
+        {
+            let is_described = self.is_described(uid);
+            let cgroups = observed.pod(uid);
+            let known = self.known_pod(uid, is_described, undescribed, cgroups);
+            return BTreeMap::from([(uid, known)]);
+        }
+        let described: HashSet<&str> = self
+            .described()
+            .iter()
+            .filter_map(Pod::cgroup_uid)
+            .collect();
+        let known = |uid: &'a str, cgroups| {
+            let is_described = described.contains(uid);
+            (uid, self.known_pod(uid, is_described, undescribed, cgroups))
+        };
+        let without_cgroup = pods.iter().filter_map(Pod::cgroup_uid);
+        let mut all: KnownPods<'a> = without_cgroup.map(|uid| known(uid, None)).collect();
+        let observed = observed.pods.iter();
+        all.extend(observed.map(|pod| known(&pod.cgroup.uid, Some(pod))));
+        all
+    }
+
+    fn known_pod<'a>(
+        &'a self,
+        uid: &'a str,
+        is_described: bool,
+        undescribed: Description,
+        cgroups: Option<&'a ObservedPod>,
+    ) -> KnownPod<'a> {
+        let of_runtime = self.of_runtime(uid);
+        let containers = cgroups.map(|pod| pod.containers.as_slice());
+        let running = containers.unwrap_or_default().iter().filter_map(running);
+        KnownPod {
+            description: if is_described {
+                Description::Complete
+            } else {
+                undescribed
+            },
+            listed: of_runtime.map(|of_runtime| {
+                let containers = of_runtime.pod.containers.iter();
+                containers
+                    .map(|container| container.name.as_str())
+                    .collect()
+            }),
+            removed: names(of_runtime.map(|of_runtime| &of_runtime.removed)),
+            stopped: names(of_runtime.map(|of_runtime| &of_runtime.stopped)),
+            running: running.collect(),
+        }
+    }
+
+    /// The uids of pods that own CPUs although all lists are complete and none has them, with their CPUs.
+    fn undescribed_owners<'a>(
+        &'a self,
+        decisions: &'a Decisions,
+    ) -> impl Iterator<Item = (&'a str, CpuSet)> {
+        let pods = decisions.desired.pods.iter();
+        let owners = pods.map(|(uid, plan)| (uid.as_str(), plan.assignment.cpus()));
+        owners.filter(|(uid, cpus)| !cpus.is_empty() && self.is_missing(uid))
+    }
+}
+
+fn names(names: Option<&BTreeSet<String>>) -> BTreeSet<&str> {
+    names.into_iter().flatten().map(String::as_str).collect()
+}
+
+/// The name and the CPUs of a container with a process. A record names a container whose id nobody has told, unless it may be
+/// an early version's record on a sandbox. Without a name, the id stands for the container.
+fn running(container: &ObservedContainer) -> Option<(&str, &CpuSet)> {
+    let record = container.record.as_ref().filter(|record| record.by_id);
+    let recorded = record.and_then(|record| record.assignment.containers.keys().next());
+    let cgroup = &container.cgroup;
+    let name = container.name.as_ref().or(recorded).unwrap_or(&cgroup.id);
+    cgroup
+        .populated
+        .then_some((name.as_str(), &cgroup.cpuset.effective))
+}
+
+/// Since when pods own CPUs that no list of pods has.
+#[derive(Debug, Default)]
+pub(super) struct UndescribedOwners {
+    since: BTreeMap<String, Instant>,
+}
+
+// === impl UndescribedOwners ===
+
+impl UndescribedOwners {
+    /// A sentence for each pod that has owned CPUs for long although no source describes it.
+    pub(super) fn problems(
+        &mut self,
+        store: &PodStore,
+        (observed, decisions): (&Observed, &Decisions),
+        now: Instant,
+    ) -> Vec<String> {
+        let owners: BTreeMap<&str, CpuSet> = store.undescribed_owners(decisions).collect();
+        self.since
+            .retain(|uid, _| owners.contains_key(uid.as_str()));
+        let mut problems = Vec::new();
+        for (uid, cpus) in owners {
+            let since = *self.since.entry(uid.to_owned()).or_insert(now);
+            if now.saturating_duration_since(since) < LONG_UNDESCRIBED {
+                continue;
+            }
+            let record = observed.pod(uid).and_then(|pod| pod.record.as_ref());
+            let name = record.filter(|record| !record.pod.is_empty()).map_or_else(
+                || uid.to_owned(),
+                |record| format!("{}/{}", record.namespace, record.pod),
+            );
+            problems.push(format!(
+                "pod {name} keeps {}: its containers still exist, but for more than 5 minutes no list of pods has had it; if \
+                 the pod was deleted by force, end its containers, and if it is a static pod, see the other problems for its \
+                 mirror pod",
+                cpus.in_words()
+            ));
+        }
+        problems
+    }
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+mod tests {
+    use super::*;
+    use crate::agent::event::RuntimeUpdate;
+    use crate::pin::{Desired, PodAssignment};
+    use crate::pod::ContainerIds;
+    use PodSource::{Api, Folder};
+
+    fn store(sources: &[PodSource]) -> PodStore {
+        PodStore::new(ContainerIds::Awaited).listed_by(sources)
+    }
+
+    fn pod(uid: &str) -> Pod {
+        Pod {
+            uid: Some(uid.into()),
+            ..Pod::default()
+        }
+    }
+
+    fn description(store: &mut PodStore, uid: &str) -> Description {
+        let pods = store.known();
+        let observed = Observed::default();
+        let alone = [pod(uid)];
+        let one = store.known_pods(&observed, &alone)[uid].description;
+        let all: Vec<Pod> = pods.iter().cloned().chain([pod(uid), pod("x")]).collect();
+        let all = store.known_pods(&observed, &all);
+        assert_eq!(all[uid].description, one);
+        one
+    }
+
+    #[test]
+    fn a_pod_without_a_description_waits_for_the_first_complete_lists() {
+        use Description::{Awaited, Complete, Missing, RuntimeOnly};
+        let mut one = store(&[Api]);
+        one.runtime(RuntimeUpdate::All(Vec::new()));
+        assert_eq!(description(&mut one, "a"), Awaited);
+        // The list has a pod that can't be read: it may be the one.
+        one.pods(Api, vec![pod("b")], vec!["pod c is damaged".to_owned()]);
+        assert_eq!(description(&mut one, "a"), Awaited);
+        assert_eq!(description(&mut one, "b"), Complete);
+        one.pods(Api, vec![pod("b")], Vec::new());
+        assert_eq!(description(&mut one, "a"), Missing);
+        // The rights are taken away, or the pod is deleted by force: what was complete once stays so.
+        one.pods(Api, Vec::new(), vec!["pod c is damaged".to_owned()]);
+        assert_eq!(description(&mut one, "b"), Missing);
+
+        // Both lists must have come. A damaged manifest is no reason to distrust the API server.
+        let mut both = store(&[Api, Folder]);
+        both.pods(Api, Vec::new(), Vec::new());
+        assert_eq!(description(&mut both, "a"), Awaited);
+        both.pods(Folder, Vec::new(), vec!["no YAML".to_owned()]);
+        assert_eq!(description(&mut both, "a"), Missing);
+        let mut folder = store(&[Folder]);
+        folder.pods(Folder, Vec::new(), vec!["no YAML".to_owned()]);
+        assert_eq!(description(&mut folder, "a"), Awaited);
+        folder.pods(Folder, Vec::new(), Vec::new());
+        assert_eq!(description(&mut folder, "a"), Missing);
+
+        let mut none = store(&[]);
+        assert_eq!(description(&mut none, "a"), Awaited);
+        none.runtime(RuntimeUpdate::All(Vec::new()));
+        assert_eq!(description(&mut none, "a"), RuntimeOnly);
+    }
+
+    #[test]
+    fn owners_in_no_list_are_named_after_five_minutes() {
+        let mut desired = Desired::default();
+        let containers = [("main".to_owned(), "2-3".parse().unwrap())].into();
+        let assignment = PodAssignment {
+            containers,
+            ..PodAssignment::default()
+        };
+        let owners = ["listed", "missing"].map(|uid| (uid.to_owned(), assignment.clone()));
+        desired.set_assignments(owners.into());
+        let decisions = Decisions {
+            desired,
+            ..Decisions::default()
+        };
+        let (observed, begun) = (Observed::default(), Instant::now());
+        let mut undescribed = UndescribedOwners::default();
+        let mut problems = |store: &PodStore, minutes: u64| {
+            let now = begun + Duration::from_secs(60 * minutes);
+            undescribed.problems(store, (&observed, &decisions), now)
+        };
+        let mut store = store(&[Api]);
+        assert!(problems(&store, 0).is_empty() && problems(&store, 9).is_empty());
+        store.pods(Api, vec![pod("listed")], Vec::new());
+        assert!(problems(&store, 10).is_empty() && problems(&store, 14).is_empty());
+        let named = problems(&store, 15);
+        let [only] = named.as_slice() else {
+            panic!("{named:?}")
+        };
+        assert!(only.starts_with("pod missing keeps CPUs 2-3"), "{only}");
+        store.pods(Api, vec![pod("listed"), pod("missing")], Vec::new());
+        assert!(problems(&store, 16).is_empty());
+    }
+}

@@ -1,0 +1,130 @@
+//! Descriptions of pods that come late, are poorer than before, or do not come at all, and agents that restart before the API
+//! server's list. No running container moves, and no CPU has two owners.
+
+use super::PLAIN;
+use super::agent::{Setup, Shape};
+use super::events::Event;
+use super::kernel::KernelKind;
+use super::requests::{Act, Agent, Request, told};
+use Act::{Appear, Ask, End, Happen, List, Reconcile, RestartBeforeList, Run, RunEarly};
+use Request::{Create, Start};
+
+const KINDS: [KernelKind; 5] = [
+    KernelKind::V1,
+    KernelKind::V2,
+    KernelKind::Early612,
+    KernelKind::Late612,
+    KernelKind::Linux72,
+];
+
+/// A container is created and starts.
+fn runs(pod: usize, container: usize) -> [Act; 3] {
+    [
+        Ask(Create(pod, container)),
+        Appear(pod, container),
+        Ask(Start(pod, container)),
+    ]
+}
+
+fn joined(parts: &[&[Act]]) -> Vec<Act> {
+    [&[Reconcile], parts.concat().as_slice()].concat()
+}
+
+/// The acts that are possible after a history, with those of the API server.
+fn next_acts(agent: &Agent<'_>, pods: usize) -> Vec<Act> {
+    let (own, others) = agent.acts(PLAIN);
+    let not_changed = |act: &Act| !matches!(act, Happen(Event::Resize(_)) | Act::Unheard(..));
+    let early = (0..pods).map(RunEarly).filter(|early| {
+        let RunEarly(pod) = early else { return false };
+        own.contains(&Run(*pod))
+    });
+    let early: Vec<Act> = early.collect();
+    let all = own.into_iter().chain(others).chain(early);
+    let all = all.filter(not_changed);
+    all.chain([Reconcile, RestartBeforeList, List]).collect()
+}
+
+/// Every history with so many acts after a start. After each, the list comes at last, and the agent settles.
+fn every(setup: &Setup, start: &[Act], length: usize) -> usize {
+    let mut level = vec![start.to_vec()];
+    let mut count = 0;
+    for _ in 0..=length {
+        let mut next = Vec::new();
+        for acts in level {
+            count += 1;
+            let mut agent = Agent::after(setup, &acts).unwrap_or_else(|broken| panic!("{broken}"));
+            let further = next_acts(&agent, setup.shapes.len());
+            let settled = agent.settle();
+            let settled = settled.and_then(|()| agent.go(List).map(|_| ()));
+            let settled = settled.and_then(|()| agent.settle());
+            settled.unwrap_or_else(|rule| panic!("{}", told(&rule, &acts, &agent.world)));
+            for act in further {
+                if acts.last() != Some(&act) {
+                    next.push([acts.as_slice(), &[act]].concat());
+                }
+            }
+        }
+        level = next;
+    }
+    count
+}
+
+#[test]
+fn every_short_history_of_late_descriptions() {
+    let mut count = 0;
+    for kind in KINDS {
+        let setup = Setup::new(kind, 6, 1, &[Shape::Init(2), Shape::One(1)]);
+        // The runtime runs a pod before the API server describes it.
+        count += every(&setup, &joined(&[&[RunEarly(0)], &runs(0, 0)]), 2);
+        // The agent restarts beside a silent API server, with an init container running and with a crash loop.
+        let init = joined(&[&[Run(0)], &runs(0, 0), &[RestartBeforeList]]);
+        count += every(&setup, &init, 2);
+        let main = joined(&[&[Run(0)], &runs(0, 1)]);
+        let crashed = [main.as_slice(), &[End(0, 1), RestartBeforeList]].concat();
+        count += every(&setup, &crashed, 2);
+        let setup = Setup::new(kind, 6, 1, &[Shape::Two(1, 2), Shape::Shared]);
+        let both = joined(&[&[Run(0)], &runs(0, 0), &runs(0, 1), &[Run(1)], &runs(1, 0)]);
+        count += every(&setup, &both, 2);
+    }
+    println!("{count} histories");
+}
+
+/// The CPUs that records hold after some acts.
+fn owned(setup: &Setup, acts: &[Act]) -> usize {
+    let agent = Agent::after(setup, acts).unwrap_or_else(|broken| panic!("{broken}"));
+    agent.owned(0).len()
+}
+
+#[test]
+fn a_crash_loop_keeps_its_cpus_until_the_list() {
+    for kind in KINDS {
+        let setup = Setup::new(kind, 4, 1, &[Shape::Two(1, 1), Shape::One(1)]);
+        let pod = joined(&[&[Run(0)], &runs(0, 0), &runs(0, 1), &[Run(1)]]);
+        let crashed = [pod.as_slice(), &[End(0, 1), RestartBeforeList]].concat();
+        let created = [crashed.as_slice(), &[Reconcile, Ask(Create(1, 0))]].concat();
+        assert_eq!(owned(&setup, &created), 2, "{kind:?}");
+        let listed = [created.as_slice(), &[List, Reconcile]].concat();
+        assert_eq!(owned(&setup, &listed), 2, "{kind:?}");
+    }
+}
+
+/// The pod is deleted by force, and its cgroup lingers.
+#[test]
+fn a_pod_that_is_in_no_list_keeps_only_what_runs() {
+    for kind in KINDS {
+        let setup = Setup::new(kind, 6, 1, &[Shape::Two(1, 2)]);
+        let pod = joined(&[&[Run(0)], &runs(0, 0), &runs(0, 1)]);
+        for restarts in [false, true] {
+            let restart: &[Act] = if restarts { &[RestartBeforeList] } else { &[] };
+            let forgotten = [&pod, restart, &[Happen(Event::Forget(0)), Reconcile]].concat();
+            assert_eq!(owned(&setup, &forgotten), 3, "{kind:?}");
+            let half = [forgotten.as_slice(), &[End(0, 1), Reconcile]].concat();
+            let expected = if restarts { 3 } else { 1 };
+            assert_eq!(owned(&setup, &half), expected, "{kind:?}");
+            let listed = [half.as_slice(), &[List, Reconcile]].concat();
+            assert_eq!(owned(&setup, &listed), 1, "{kind:?}");
+            let ended = [listed.as_slice(), &[End(0, 0), Reconcile]].concat();
+            assert_eq!(owned(&setup, &ended), 0, "{kind:?}");
+        }
+    }
+}
