@@ -5,7 +5,7 @@ use std::fmt;
 
 use pinfold::agent::pass_model::{PassEnd, PassResult, PassScope, RuntimeRequest};
 use pinfold::agent::pass_state::{PassState, PodStore};
-use pinfold::agent::{PodSource, RuntimePod, RuntimeUpdate};
+use pinfold::agent::{RuntimePod, RuntimeUpdate};
 use pinfold::cpu::CpuSet;
 use pinfold::pin::{DriftCause, Ledger, Observed};
 use pinfold::pod::{ContainerKind, Entitlement};
@@ -193,7 +193,7 @@ impl<'a> Agent<'a> {
     /// A store with the pods that a new agent reads.
     fn store(&self, world: &World) -> PodStore {
         let mut store = self.setup.store(world);
-        store.runtime(self.all_of_runtime());
+        store.take_runtime(self.all_of_runtime());
         store
     }
 
@@ -207,10 +207,12 @@ impl<'a> Agent<'a> {
     fn tell(&mut self, pod: usize) {
         let uid = pod.to_string();
         let Some(told) = self.runtime_pod(pod) else {
-            return self.state.pods.runtime(RuntimeUpdate::Gone(uid));
+            return self.state.pods.take_runtime(RuntimeUpdate::Gone(uid));
         };
         let is_new = told.pod.containers.is_empty();
-        self.state.pods.runtime(RuntimeUpdate::Pod(Box::new(told)));
+        self.state
+            .pods
+            .take_runtime(RuntimeUpdate::Pod(Box::new(told)));
         if is_new {
             self.setup
                 .read_new_pod(&mut self.world, &mut self.state, &uid);
@@ -353,8 +355,7 @@ impl<'a> Agent<'a> {
 
     /// The API reports the described pods.
     fn describe(&mut self) {
-        let pods = self.setup.described(&self.world);
-        self.state.pods.pods(PodSource::Api, pods, Vec::new());
+        self.state.pods.take_pods(self.setup.described(&self.world));
     }
 
     fn happen(&mut self, event: Event) {

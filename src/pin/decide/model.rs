@@ -1,11 +1,14 @@
 //! The input of decisions, and the values passed between the steps of a decision.
 
 use std::collections::{BTreeMap, BTreeSet, HashSet};
+use std::sync::Arc;
 
 use serde::Serialize;
 
 use crate::cpu::{CpuSet, Placer, Topology};
-use crate::pod::{self, Container, CpuPreferences, Entitlement, Pod, Policy, Qos, Recognition};
+use crate::pod::{
+    self, Container, CpuPreferences, Entitlement, Policy, Qos, Recognition, RecognizedPod,
+};
 
 /// The input of decisions, besides the ledger.
 #[derive(Debug, Clone, Copy)]
@@ -23,7 +26,7 @@ pub struct DecisionInput<'a> {
     /// The default preferences, for pods without preferences.
     pub preferences: &'a CpuPreferences,
     /// The pods of the node. Earlier pods are served first.
-    pub pods: &'a [Pod],
+    pub pods: &'a [Arc<RecognizedPod>],
     /// The uids of pods with a container, now or soon: only these pods own CPUs. With `None`, as in
     /// a dry run, every pod may own CPUs.
     pub here: Option<&'a HashSet<&'a str>>,
@@ -63,7 +66,7 @@ pub(super) struct ShortfallNote {
 /// A pod with its containers' entitlements.
 pub(super) struct PodRequest<'a> {
     pub index: usize,
-    pub pod: &'a Pod,
+    pub pod: &'a RecognizedPod,
     /// The uid, as in the ledger. A pod without a uid has no known cgroup and gets a made-up key.
     pub key: String,
     pub qos: Qos,
@@ -80,7 +83,7 @@ pub(super) struct PodRequest<'a> {
 // === impl PodRequest ===
 
 impl<'a> PodRequest<'a> {
-    pub(super) fn new(index: usize, pod: &'a Pod, inputs: &DecisionInput<'_>) -> Self {
+    pub(super) fn new(index: usize, pod: &'a RecognizedPod, inputs: &DecisionInput<'_>) -> Self {
         let entitlement = |container| pod::entitlement(pod, container, inputs.policy);
         let (preferences, mistakes) = pod::cpu_preferences(pod, inputs.preferences);
         Self {
@@ -90,8 +93,8 @@ impl<'a> PodRequest<'a> {
                 || format!("{}/{}#{index}", pod.namespace, pod.name),
                 str::to_owned,
             ),
-            qos: pod::qos(pod),
-            recognition: pod::recognise(pod),
+            qos: pod.qos(),
+            recognition: pod.recognition().clone(),
             entitlements: pod.containers.iter().map(entitlement).collect(),
             denied: (0..)
                 .zip(&pod.containers)
