@@ -197,9 +197,10 @@ fn pod_container(container: &Container, class: Option<Qos>) -> Option<pod::Conta
     let image = IMAGE_ANNOTATIONS
         .iter()
         .find_map(|key| container.annotations.get(*key));
-    let variable = |line: &String| {
-        let (name, value) = line.split_once('=')?;
-        Some((name.to_owned(), EnvSource::Value(value.to_owned())))
+    // Only the name is left of a variable that is too long.
+    let variable = |line: &String| match line.split_once('=') {
+        Some((name, value)) => Some((name.to_owned(), EnvSource::Value(value.to_owned()))),
+        None => pod::variable_counts(line).then(|| (line.clone(), EnvSource::Reference)),
     };
     Some(pod::Container {
         name: container.name.clone(),

@@ -3,7 +3,7 @@
 //! A pod's author chooses the length of arguments, variables, labels and annotations, up to 1.5 MB for each pod. Without a limit, a
 //! dozen such pods would take the agent's memory, and reading the command line of one would take the reconciler's time, from the
 //! whole node. The limits are the same for pods from the API server, from manifests and from the container runtime, so a decision
-//! depends neither on the source nor on a restart of the agent. `docs/who-is-pinned.md` names the limits.
+//! depends neither on the source nor on a restart of the agent. `docs/limits.md` names the limits.
 
 use std::collections::BTreeMap;
 

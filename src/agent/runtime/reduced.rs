@@ -7,7 +7,7 @@ use crate::nri::{self, Container, PodSandbox};
 use crate::pod::reduced::{
     ARGUMENTS, VARIABLES, reduced_annotations, reduced_arguments, reduced_labels,
 };
-use crate::pod::variable_counts;
+use crate::pod::{THREAD_VARIABLES, variable_counts};
 
 /// The runtime's annotation with the names of the variables that Pinfold injected. After a restart of Pinfold only the
 /// annotation distinguishes injected variables from the user's variables.
@@ -54,9 +54,14 @@ pub(super) fn reduced_container(container: &Container) -> Container {
     }
 }
 
-/// The variables that affect decisions, as far as they fit.
+/// The name of the variable that a line of an environment sets.
+fn name(line: &str) -> &str {
+    line.split_once('=').map_or(line, |(name, _)| name)
+}
+
+/// The variables that affect decisions, as far as they fit, those that size thread pools first. Only the name is kept of a variable
+/// that is too long.
 fn variables(container: &Container) -> Vec<String> {
-    let counts = |line: &str| variable_counts(line.split_once('=').map_or(line, |(name, _)| name));
     let injected = annotation_values(container, INJECTED);
     let is_users = |line: &&String| {
         line.split_once('=')
@@ -65,16 +70,21 @@ fn variables(container: &Container) -> Vec<String> {
     // One variable of the user shows that the environment is known.
     let first = container.env.iter().position(|line| is_users(&line));
     let needed = container.env.iter().enumerate();
-    let needed = needed.filter(|(at, line)| Some(*at) == first || counts(line));
+    let needed = needed.filter(|(at, line)| Some(*at) == first || variable_counts(name(line)));
+    let sizes = |line: &str| THREAD_VARIABLES.contains(&name(line));
+    let (sizing, others): (Vec<_>, Vec<_>) = needed.partition(|(_, line)| sizes(line));
     let mut left = VARIABLES.all;
     let mut kept = Vec::new();
-    for (_, line) in needed {
-        if line.len() <= VARIABLES.value.min(left) {
+    for (at, line) in sizing.into_iter().chain(others) {
+        let is_long = line.len() > VARIABLES.value.min(left);
+        let line = if is_long { name(line) } else { line };
+        if line.len() <= left {
             left -= line.len();
-            kept.push(line.clone());
+            kept.push((at, line.to_owned()));
         }
     }
-    kept
+    kept.sort_unstable_by_key(|(at, _)| *at);
+    kept.into_iter().map(|(_, line)| line).collect()
 }
 
 /// The values of one of Pinfold's annotations on a container of the runtime.
@@ -186,6 +196,11 @@ mod tests {
             ..Container::default()
         };
         assert!(texts(&reduced_container(&container)) <= VARIABLES.all);
+        let long = Container {
+            env: vec![format!("TF_CONFIG={}", "x".repeat(20_000))],
+            ..Container::default()
+        };
+        assert_eq!(reduced_container(&long).env, ["TF_CONFIG"]);
         let entries: BTreeMap<String, String> = (0..1000)
             .map(|number| (format!("a{number:04}"), "v".repeat(1400)))
             .chain([
@@ -199,7 +214,10 @@ mod tests {
             ..PodSandbox::default()
         };
         let kept = reduced_pod(&pod);
-        let bytes = kept.labels.iter().map(|(key, value)| key.len() + value.len());
+        let bytes = kept
+            .labels
+            .iter()
+            .map(|(key, value)| key.len() + value.len());
         assert!(bytes.sum::<usize>() <= LABELS.all);
         assert_eq!(kept.annotations.len(), 2);
         assert_eq!(kept.annotations["pinfold.io/cpus"], "required");
