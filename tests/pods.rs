@@ -13,8 +13,8 @@ use std::fs;
 use std::path::PathBuf;
 
 use pinfold::pod::{
-    self, Container, Entitlement, EnvSource, Pod, PodRole, Policy, Qos, Resources, ThreadBasis,
-    ThreadPolicy,
+    self, Container, Entitlement, EnvSource, Pod, PodRole, Policy, Qos, RecognizedPod, Resources,
+    ThreadBasis, ThreadPolicy,
 };
 use proptest::prelude::*;
 
@@ -29,8 +29,9 @@ fn read(name: &str) -> Vec<Pod> {
 }
 
 fn entitlements(pod: &Pod, policy: &Policy) -> String {
+    let pod = RecognizedPod::from(pod.clone());
     let word = |container: &Container| {
-        let granted = match pod::entitlement(pod, container, policy) {
+        let granted = match pod::entitlement(&pod, container, policy) {
             Entitlement::Exclusive { cpus, .. } => cpus.to_string(),
             Entitlement::Shared { .. } => "shared".to_owned(),
             Entitlement::Inherit { .. } => "pod".to_owned(),
@@ -188,6 +189,7 @@ fn a_policy_chooses_more_pods() {
     ordinary.labels.insert("app".to_owned(), "train".to_owned());
     let policy: Policy =
         serde_json::from_str(r#"{"selector": "app=train,tier notin (canary)"}"#).unwrap();
+    let ordinary = RecognizedPod::from(ordinary);
     let granted = pod::entitlement(&ordinary, &ordinary.containers[0], &policy);
     assert_eq!(
         serde_json::to_value(&granted).unwrap(),
@@ -212,7 +214,8 @@ fn reasons_name_the_remedy() {
     let reason = |file: &str, pod: &str, container: &str| {
         let pods = read(file);
         let pod = pods.iter().find(|candidate| candidate.name == pod).unwrap();
-        let granted = pod::entitlement(pod, pod.container(container).unwrap(), &Policy::default());
+        let pod = RecognizedPod::from(pod.clone());
+        let granted = pod::entitlement(&pod, pod.container(container).unwrap(), &Policy::default());
         granted.reason().to_owned()
     };
     let cases = [
@@ -321,7 +324,7 @@ fn a_useless_tf_config_is_named() {
         ),
         (
             evidence(EnvSource::Reference),
-            "a TF_CONFIG with valueFrom in container main, which Pinfold can't read",
+            "a TF_CONFIG in container main that Pinfold can't read",
         ),
     ] {
         assert!(found.contains(expected), "{found}");
@@ -405,7 +408,7 @@ fn any_container() -> impl Strategy<Value = Container> {
                 .map(|(name, source)| (name.to_owned(), source))
                 .collect(),
             env_from,
-            args: vec![args.to_owned()],
+            args: vec![args.to_owned()].into(),
             ..Container::default()
         })
 }
@@ -459,6 +462,7 @@ fn any_pod() -> impl Strategy<Value = Pod> {
 proptest! {
     #[test]
     fn exclusive_means_guaranteed_and_whole(pod in any_pod()) {
+        let pod = RecognizedPod::from(pod);
         for container in &pod.containers {
             if let Entitlement::Exclusive { cpus, .. } = pod::entitlement(&pod, container, &Policy::default()) {
                 prop_assert!(cpus >= 1);
@@ -474,9 +478,10 @@ proptest! {
     #[test]
     fn variables_are_positive_and_never_the_container_s_own(pod in any_pod(), cpus in 0usize..300, cores in 0usize..200) {
         let policy = ThreadPolicy::default();
-        for container in &pod.containers {
+        let pod = RecognizedPod::from(pod);
+        for (index, container) in pod.containers.iter().enumerate() {
             for basis in [Some(ThreadBasis::exclusive(cpus, cores, 2)), ThreadBasis::of_quota(&pod, container, &policy)] {
-                let found = pod::thread_environment(&pod, container, &Policy::default(), &policy, basis);
+                let found = pod::thread_environment(&pod, index, &Policy::default(), &policy, basis);
                 prop_assert!(!found.reason.is_empty());
                 prop_assert!(basis.is_some() || found.variables.is_empty());
                 for (name, value) in &found.variables {
@@ -503,18 +508,20 @@ proptest! {
         prop_assert_eq!(pod::cpu_preferences(&pod, &pod::CpuPreferences::default()), pod::cpu_preferences(&without, &pod::CpuPreferences::default()));
         let (policy, threads) = (Policy::default(), ThreadPolicy::default());
         let basis = Some(ThreadBasis::exclusive(cpus, cpus, 1));
-        for (one, other) in pod.containers.iter().zip(&without.containers) {
+        let (pod, without) = (RecognizedPod::from(pod), RecognizedPod::from(without));
+        for (index, (one, other)) in pod.containers.iter().zip(&without.containers).enumerate() {
             prop_assert_eq!(pod::entitlement(&pod, one, &policy), pod::entitlement(&without, other, &policy));
-            prop_assert_eq!(pod::software(&pod, one), pod::software(&without, other));
+            prop_assert_eq!(pod.software(index), without.software(index));
             prop_assert_eq!(
-                pod::thread_environment(&pod, one, &policy, &threads, basis),
-                pod::thread_environment(&without, other, &policy, &threads, basis)
+                pod::thread_environment(&pod, index, &policy, &threads, basis),
+                pod::thread_environment(&without, index, &policy, &threads, basis)
             );
         }
     }
 
     #[test]
     fn a_reason_fits_one_line(pod in any_pod()) {
+        let pod = RecognizedPod::from(pod);
         for container in &pod.containers {
             let granted = pod::entitlement(&pod, container, &Policy::default());
             prop_assert!(!granted.reason().is_empty() && !granted.reason().contains('\n'));
@@ -566,7 +573,7 @@ fn denied_containers_are_recognized() {
         ),
         ("pinfold.io/cpus: exlusive", "", "cpu: 2", "Running", true),
     ] {
-        let pod = pod(annotation, label, limits, phase);
+        let pod = RecognizedPod::from(pod(annotation, label, limits, phase));
         for training_only in [true, false] {
             let policy = Policy {
                 training_only,

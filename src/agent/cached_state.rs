@@ -1,6 +1,7 @@
 //! [`CachedState`]: the last observed state, for pod passes; and the rules for yielding a node pass.
 
 use std::collections::{BTreeSet, HashMap, HashSet};
+use std::sync::Arc;
 
 use super::pass_model::PassNode;
 use crate::cpu::CpuSet;
@@ -9,7 +10,7 @@ use crate::pin::{
     AppliedStep, AssignmentRecord, Enforcement, Ledger, Observed, ObservedContainer, ObservedPod,
     PodAssignment, Reason, Scan, Step, StepOutcome,
 };
-use crate::pod::{ContainerKind, Pod};
+use crate::pod::{ContainerKind, Pod, RecognizedPod};
 
 /// The last observed state, and the ledger of all assignments.
 #[derive(Debug, Clone)]
@@ -102,7 +103,12 @@ impl CachedState {
 
     /// Reads a pod. A pod outside the cached state is searched in the pods' trees. Returns false if the pod can't be read
     /// or explained.
-    pub(super) fn read_pod(&mut self, uid: &str, pods: &[Pod], node: &impl PassNode) -> bool {
+    pub(super) fn read_pod(
+        &mut self,
+        uid: &str,
+        pods: &[Arc<RecognizedPod>],
+        node: &impl PassNode,
+    ) -> bool {
         let at = self
             .observed
             .pods
@@ -222,7 +228,7 @@ impl CachedState {
     pub(super) fn read_written_owners(
         &mut self,
         applied: &[AppliedStep],
-        pods: &[Pod],
+        pods: &[Arc<RecognizedPod>],
         node: &impl PassNode,
     ) -> bool {
         let records = || {

@@ -2,6 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
+use std::sync::Arc;
 
 use tokio::sync::oneshot;
 
@@ -24,15 +25,8 @@ pub enum PodSource {
 /// An input of the reconciler.
 #[derive(Debug)]
 pub enum AgentEvent {
-    /// The complete list of a source's pods, with the errors of reading.
-    Pods {
-        /// The source of the list.
-        source: PodSource,
-        /// The pods.
-        pods: Vec<Pod>,
-        /// Unreadable files or pods, as sentences.
-        errors: Vec<String>,
-    },
+    /// A change of a source's pods.
+    Pods(PodsUpdate),
     /// The wait for the API server's first list has ended without a complete list. Passes then rely on the kernel's records.
     PodsWaitEnded,
     /// The uid of this Node at the API server.
@@ -81,6 +75,75 @@ pub enum AgentEvent {
     },
     /// The container runtime has changed a container's resources, or has stopped or removed a container.
     CgroupsChanged,
+}
+
+/// A change of a source's pods, with the errors of reading.
+#[derive(Debug)]
+pub struct PodsUpdate {
+    /// The source.
+    pub source: PodSource,
+    /// What has changed; `None` if only the errors have.
+    pub change: Option<PodsChange>,
+    /// All unreadable files or pods, as sentences.
+    pub errors: Vec<String>,
+}
+
+/// What has changed among a source's pods.
+#[derive(Debug, Clone)]
+pub enum PodsChange {
+    /// The complete list.
+    Listed(BTreeMap<PodKey, Arc<Pod>>),
+    /// A pod is new, or has another description.
+    Applied(PodKey, Arc<Pod>),
+    /// A pod is gone.
+    Deleted(PodKey),
+}
+
+/// The place of a described pod among all others: first the API's pods by name, then the folder's in the order of the files.
+/// Earlier pods are served first.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+pub enum PodKey {
+    /// A pod of the API.
+    Api {
+        /// Namespace.
+        namespace: String,
+        /// Name.
+        name: String,
+        /// The API server's uid.
+        uid: String,
+    },
+    /// A pod of the folder.
+    Folder {
+        /// The manifest.
+        file: PathBuf,
+        /// The pod's number in the manifest.
+        number: usize,
+    },
+    /// A pod that only the container runtime knows, by its uid.
+    Runtime(String),
+}
+
+// === impl PodKey ===
+
+impl PodKey {
+    /// The key of a pod of the API.
+    pub fn of_api(pod: &Pod) -> Self {
+        let uid = pod.api_uid.as_ref().map(ToString::to_string);
+        Self::Api {
+            namespace: pod.namespace.clone(),
+            name: pod.name.clone(),
+            uid: uid.unwrap_or_default(),
+        }
+    }
+
+    /// The source that describes the pod; `None` for the container runtime.
+    pub(super) fn source(&self) -> Option<PodSource> {
+        match self {
+            Self::Api { .. } => Some(PodSource::Api),
+            Self::Folder { .. } => Some(PodSource::Folder),
+            Self::Runtime(_) => None,
+        }
+    }
 }
 
 /// An update of the container runtime's pods.

@@ -3,10 +3,11 @@
 use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use anyhow::Context;
 
-use super::event::{AgentEvent, PodSource};
+use super::event::{AgentEvent, PodKey, PodSource, PodsChange, PodsUpdate};
 use crate::host::watch::Watch;
 use crate::pod::{self, Pod};
 
@@ -14,7 +15,9 @@ use crate::pod::{self, Pod};
 #[derive(Debug)]
 pub(super) struct ManifestFolder {
     path: PathBuf,
-    files: BTreeMap<PathBuf, Vec<Pod>>,
+    files: BTreeMap<PathBuf, Vec<Arc<Pod>>>,
+    /// The pods that the reconciler knows; `None` before the first read.
+    sent: Option<BTreeMap<PodKey, Arc<Pod>>>,
     /// The errors of the last read. Each change of the folder leads to a read of all files, also of the damaged ones.
     errors: Vec<String>,
 }
@@ -33,6 +36,7 @@ impl ManifestFolder {
         Ok(Self {
             path: path.to_owned(),
             files: BTreeMap::new(),
+            sent: None,
             errors: Vec::new(),
         })
     }
@@ -48,18 +52,24 @@ impl ManifestFolder {
         loop {
             // The read runs on a blocking thread. A slow folder must not delay the agent's shutdown.
             let read = tokio::task::spawn_blocking(move || {
-                let event = self.read();
-                (self, event)
+                let read = self.read();
+                (self, read)
             });
-            let mut event;
-            (self, event) = read
+            let (changes, mut errors);
+            (self, (changes, errors)) = read
                 .await
                 .context("the task that reads pod manifests failed")?;
-            if let AgentEvent::Pods { errors, .. } = &mut event {
-                errors.extend(watch.problem().map(str::to_owned));
-            }
-            if events.send(event).await.is_err() {
-                return Ok(());
+            errors.extend(watch.problem().map(str::to_owned));
+            let only_errors = changes.is_empty().then_some(None);
+            for change in changes.into_iter().map(Some).chain(only_errors) {
+                let update = PodsUpdate {
+                    source: PodSource::Folder,
+                    change,
+                    errors: errors.clone(),
+                };
+                if events.send(AgentEvent::Pods(update)).await.is_err() {
+                    return Ok(());
+                }
             }
             watch
                 .changed()
@@ -70,8 +80,9 @@ impl ManifestFolder {
         }
     }
 
-    /// Reads every manifest. An unreadable file keeps its earlier pods: missing data never unpins a container.
-    fn read(&mut self) -> AgentEvent {
+    /// Reads every manifest, and returns what has changed, with the errors. An unreadable file keeps its earlier pods: missing
+    /// data never unpins a container.
+    fn read(&mut self) -> (Vec<PodsChange>, Vec<String>) {
         let mut errors = Vec::new();
         let found = match manifests(&self.path) {
             Ok(found) => found,
@@ -84,6 +95,7 @@ impl ManifestFolder {
         for path in found {
             match read_entry(&path) {
                 Ok(pods) => {
+                    let pods = pods.into_iter().map(Arc::new).collect();
                     self.files.insert(path, pods);
                 }
                 Err(error) => errors.push(format!("{error:#}")),
@@ -93,24 +105,36 @@ impl ManifestFolder {
             tracing::warn!("{error}; the pods from the last valid content stay");
         }
         self.errors.clone_from(&errors);
-        AgentEvent::Pods {
-            source: PodSource::Folder,
-            pods: self.distinct(&mut errors),
-            errors,
-        }
+        let pods = self.distinct(&mut errors);
+        (self.changes(pods), errors)
+    }
+
+    /// The changes from the pods that the reconciler knows to `pods`. A pod that has moved to another file is there again before it
+    /// goes: a pod without a description would lose its CPUs.
+    fn changes(&mut self, pods: BTreeMap<PodKey, Arc<Pod>>) -> Vec<PodsChange> {
+        let Some(sent) = self.sent.replace(pods) else {
+            return vec![PodsChange::Listed(self.sent.clone().unwrap_or_default())];
+        };
+        let now = self.sent.as_ref();
+        let applied = now
+            .into_iter()
+            .flatten()
+            .filter(|(key, pod)| sent.get(key) != Some(pod))
+            .map(|(key, pod)| PodsChange::Applied(key.clone(), Arc::clone(pod)));
+        let is_gone = |key: &&PodKey| now.is_none_or(|now| !now.contains_key(key));
+        let deleted = sent.keys().filter(is_gone).cloned();
+        applied.chain(deleted.map(PodsChange::Deleted)).collect()
     }
 
     /// All pods, each uid once. The first file with a uid wins. An error names each further file, and each pod with the name of
     /// another one: such a pod stays, because a running container may belong to it.
-    fn distinct(&self, errors: &mut Vec<String>) -> Vec<Pod> {
+    fn distinct(&self, errors: &mut Vec<String>) -> BTreeMap<PodKey, Arc<Pod>> {
         let mut first: BTreeMap<&str, &Path> = BTreeMap::new();
         let mut names: BTreeMap<String, &Path> = BTreeMap::new();
-        let mut pods = Vec::new();
-        for (path, pod) in self
-            .files
-            .iter()
-            .flat_map(|(path, pods)| pods.iter().map(move |pod| (path, pod)))
-        {
+        let mut pods = BTreeMap::new();
+        let files = self.files.iter();
+        let all = files.flat_map(|(path, pods)| pods.iter().zip(0..).map(move |pod| (path, pod)));
+        for (path, (pod, number)) in all {
             let again = pod.cgroup_uid().and_then(|uid| match first.get(uid) {
                 Some(other) => Some((uid, *other)),
                 None => first.insert(uid, path).and(None),
@@ -125,7 +149,8 @@ impl ManifestFolder {
                             other.display()
                         ));
                     }
-                    pods.push(pod.clone());
+                    let file = path.clone();
+                    pods.insert(PodKey::Folder { file, number }, Arc::clone(pod));
                 }
                 Some((uid, other)) => errors.push(format!(
                     "{}: pod {pod} is ignored, because its uid {uid} is the uid of a pod in {}",

@@ -138,7 +138,7 @@ fn refusal(why: &str) -> String {
 #[allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 mod tests {
     use super::*;
-    use crate::pod::{Container, PodRole, Policy, ThreadPolicy, thread_environment};
+    use crate::pod::{PodRole, Policy, RecognizedPod, ThreadPolicy, thread_environment};
 
     #[test]
     fn who_is_owed_nothing_in_a_guaranteed_pod_passes() {
@@ -200,8 +200,8 @@ mod tests {
             cgroup: None,
             running: true,
             threads: thread_environment(
-                &Pod::default(),
-                &Container::default(),
+                &RecognizedPod::default(),
+                0,
                 &Policy::default(),
                 &ThreadPolicy::default(),
                 None,

@@ -8,7 +8,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use super::event::RuntimePod;
+use super::event::{PodKey, RuntimePod};
 use crate::pod::{ApiUid, Pod, PodUid};
 
 /// Namespace and name of a pod.
@@ -31,8 +31,19 @@ struct MirrorChoice {
     reason: String,
 }
 
+/// The static pod that a mirror pod stands for.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Identified {
+    /// The uid of the static pod's cgroup.
+    pub(super) uid: PodUid,
+    /// Whether the container runtime or a confirmed record says so.
+    pub(super) confirmed: bool,
+}
+
 /// Facts about the node's pods that a pod's author can't write.
 pub(super) struct Evidence<'a> {
+    /// A pod whose own uid is the given one.
+    pub(super) own: &'a dyn Fn(&str) -> Option<&'a Pod>,
     /// The Node's uid; `None` before the first answer of the API server.
     pub(super) node: Option<&'a ApiUid>,
     /// The pods of the container runtime, by the uid in the cgroup's name.
@@ -41,25 +52,18 @@ pub(super) struct Evidence<'a> {
     pub(super) records: &'a BTreeMap<String, RecordedPod>,
 }
 
-/// The uids of static pods, as named by mirror pods.
-pub(super) fn named(pods: &[Pod]) -> BTreeSet<String> {
-    pods.iter()
-        .filter_map(|pod| Some(pod.mirror.as_ref()?.uid.to_string()))
-        .collect()
-}
-
 fn name(pod: &Pod) -> PodName {
     (pod.namespace.clone(), pod.name.clone())
 }
 
-/// Gives mirror pods the uid of their static pod's cgroup where the match is certain. Returns conflicts as sentences.
-pub(super) fn resolve(pods: &mut [Pod], evidence: &Evidence<'_>) -> Vec<String> {
-    let real: BTreeMap<PodUid, PodName> = pods
-        .iter()
-        .filter_map(|pod| Some((pod.uid.clone()?, name(pod))))
-        .collect();
-    let mut claimants: BTreeMap<PodUid, Vec<usize>> = BTreeMap::new();
-    for (index, pod) in pods.iter().enumerate() {
+/// Finds out which mirror pods certainly stand for a static pod. Returns these with the uid of their static pod's cgroup, and the
+/// conflicts as sentences.
+pub(super) fn resolve<'a>(
+    mirrors: impl Iterator<Item = (&'a PodKey, &'a Pod)>,
+    evidence: &Evidence<'_>,
+) -> (BTreeMap<PodKey, Identified>, Vec<String>) {
+    let mut claimants: BTreeMap<&PodUid, Vec<(&PodKey, PodName)>> = BTreeMap::new();
+    for (key, pod) in mirrors {
         let Some(mirror) = pod
             .mirror
             .as_ref()
@@ -68,26 +72,24 @@ pub(super) fn resolve(pods: &mut [Pod], evidence: &Evidence<'_>) -> Vec<String> 
             continue;
         };
         if Some(&mirror.node) == evidence.node {
-            claimants.entry(mirror.uid.clone()).or_default().push(index);
+            let claimants = claimants.entry(&mirror.uid).or_default();
+            claimants.push((key, name(pod)));
         }
     }
-    let mut conflicts = Vec::new();
+    let (mut identified, mut conflicts) = (BTreeMap::new(), Vec::new());
     for (uid, claimants) in claimants {
-        let names: BTreeSet<PodName> = claimants
-            .iter()
-            .filter_map(|index| pods.get(*index))
-            .map(name)
-            .collect();
+        let names: BTreeSet<PodName> = claimants.iter().map(|(_, name)| name.clone()).collect();
         let MirrorChoice {
             winner,
             confirmed,
             reason,
-        } = decide(&uid, &names, real.get(&uid), evidence);
-        for index in claimants {
-            if let Some(pod) = pods.get_mut(index).filter(|pod| Some(name(pod)) == winner) {
-                pod.uid = Some(uid.clone());
-                pod.confirmed = confirmed;
-            }
+        } = decide(uid, &names, evidence);
+        for (key, _) in claimants
+            .iter()
+            .filter(|(_, name)| Some(name) == winner.as_ref())
+        {
+            let uid = uid.clone();
+            identified.insert((*key).clone(), Identified { uid, confirmed });
         }
         let losers = names.iter().filter(|name| Some(*name) != winner.as_ref());
         conflicts.extend(losers.map(|(namespace, pod)| {
@@ -98,16 +100,11 @@ pub(super) fn resolve(pods: &mut [Pod], evidence: &Evidence<'_>) -> Vec<String> 
             )
         }));
     }
-    conflicts
+    (identified, conflicts)
 }
 
 /// The mirror pod that stands for a static pod, if any.
-fn decide(
-    uid: &PodUid,
-    names: &BTreeSet<PodName>,
-    real: Option<&PodName>,
-    evidence: &Evidence<'_>,
-) -> MirrorChoice {
+fn decide(uid: &PodUid, names: &BTreeSet<PodName>, evidence: &Evidence<'_>) -> MirrorChoice {
     let nobody = |reason: String| MirrorChoice {
         winner: None,
         confirmed: false,
@@ -118,8 +115,8 @@ fn decide(
         confirmed: true,
         reason,
     };
-    if let Some((namespace, pod)) = real {
-        return nobody(format!("pod {namespace}/{pod} has that uid"));
+    if let Some(pod) = (evidence.own)(uid.as_str()) {
+        return nobody(format!("pod {pod} has that uid"));
     }
     if let Some(of_runtime) = evidence
         .runtime
@@ -224,18 +221,27 @@ mod tests {
             .into_iter()
             .collect();
         let node = ApiUid::from("node");
+        let known = pods.clone();
+        let keys: Vec<PodKey> = (0..pods.len())
+            .map(|number| PodKey::Runtime(number.to_string()))
+            .collect();
+        let own = |uid: &str| known.iter().find(|pod| pod.cgroup_uid() == Some(uid));
         let evidence = Evidence {
+            own: &own,
             node: Some(&node),
             runtime: &runtime,
             records: &records,
         };
-        let conflicts = resolve(&mut pods, &evidence);
-        (
-            pods.into_iter()
-                .filter(|pod| pod.cgroup_uid() == Some("hash"))
-                .collect(),
-            conflicts.len(),
-        )
+        let mirrors = keys.iter().zip(&known);
+        let mirrors = mirrors.filter(|(_, pod)| pod.mirror.is_some());
+        let (identified, conflicts) = resolve(mirrors, &evidence);
+        for (key, pod) in keys.iter().zip(&mut pods) {
+            if let Some(Identified { uid, confirmed }) = identified.get(key) {
+                (pod.uid, pod.confirmed) = (Some(uid.clone()), *confirmed);
+            }
+        }
+        pods.retain(|pod| pod.cgroup_uid() == Some("hash"));
+        (pods, conflicts.len())
     }
 
     #[test]

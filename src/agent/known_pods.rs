@@ -1,7 +1,8 @@
 //! What is known of the pods besides their descriptions: how far the descriptions can be trusted, and which containers
 //! exist.
 
-use std::collections::{BTreeMap, BTreeSet, HashSet};
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use super::event::PodSource;
@@ -9,7 +10,7 @@ use super::pod_store::PodStore;
 use crate::cpu::CpuSet;
 use crate::pin::decide::{Decisions, Description, KnownPod, KnownPods};
 use crate::pin::{Observed, ObservedContainer, ObservedPod};
-use crate::pod::Pod;
+use crate::pod::RecognizedPod;
 
 /// How long a pod in no list may own CPUs before `/status` names it. A deleted pod mostly ends within its grace period.
 const LONG_UNDESCRIBED: Duration = Duration::from_secs(300);
@@ -18,7 +19,10 @@ const LONG_UNDESCRIBED: Duration = Duration::from_secs(300);
 #[derive(Debug, Default)]
 pub(super) struct PodLists {
     sources: BTreeSet<PodSource>,
+    /// The sources whose first list has not come, or lacks pods.
     awaited: BTreeSet<PodSource>,
+    /// The sources that have sent a list.
+    listed: BTreeSet<PodSource>,
 }
 
 // === impl PodLists ===
@@ -28,15 +32,19 @@ impl PodLists {
         let sources: BTreeSet<PodSource> = sources.iter().copied().collect();
         Self {
             awaited: sources.clone(),
+            listed: BTreeSet::new(),
             sources,
         }
     }
 
-    /// Takes a list. A list with errors lacks pods. Beside an API server, the folder describes static pods only, and one
-    /// damaged file shall not keep the API server's list from counting.
-    pub(super) fn arrived(&mut self, source: PodSource, is_complete: bool) {
+    /// Takes a list, or a later change of single pods. A list with errors lacks pods, until the errors are gone. Beside an API
+    /// server, the folder describes static pods only, and one damaged file shall not keep the API server's list from counting.
+    pub(super) fn updated(&mut self, source: PodSource, is_list: bool, is_complete: bool) {
+        if is_list {
+            self.listed.insert(source);
+        }
         let counts_anyway = source == PodSource::Folder && self.sources.contains(&PodSource::Api);
-        if is_complete || counts_anyway {
+        if self.listed.contains(&source) && (is_complete || counts_anyway) {
             self.awaited.remove(&source);
         }
     }
@@ -67,7 +75,11 @@ impl PodStore {
 
     /// What is known of the pods in `observed` and in `pods`. For a single pod with a uid, only what is known of this pod.
     #[doc(hidden)]
-    pub fn known_pods<'a>(&'a self, observed: &'a Observed, pods: &'a [Pod]) -> KnownPods<'a> {
+    pub fn known_pods<'a>(
+        &'a self,
+        observed: &'a Observed,
+        pods: &'a [Arc<RecognizedPod>],
+    ) -> KnownPods<'a> {
         let undescribed = self.undescribed();
         if let [pod] = pods
             && let Some(uid) = pod.cgroup_uid()
@@ -77,16 +89,11 @@ impl PodStore {
             let known = self.known_pod(uid, is_described, undescribed, cgroups);
             return BTreeMap::from([(uid, known)]);
         }
-        let described: HashSet<&str> = self
-            .described()
-            .iter()
-            .filter_map(Pod::cgroup_uid)
-            .collect();
         let known = |uid: &'a str, cgroups| {
-            let is_described = described.contains(uid);
+            let is_described = self.is_described(uid);
             (uid, self.known_pod(uid, is_described, undescribed, cgroups))
         };
-        let without_cgroup = pods.iter().filter_map(Pod::cgroup_uid);
+        let without_cgroup = pods.iter().filter_map(|pod| pod.cgroup_uid());
         let mut all: KnownPods<'a> = without_cgroup.map(|uid| known(uid, None)).collect();
         let observed = observed.pods.iter();
         all.extend(observed.map(|pod| known(&pod.cgroup.uid, Some(pod))));
@@ -193,9 +200,9 @@ impl UndescribedOwners {
 #[allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 mod tests {
     use super::*;
-    use crate::agent::event::RuntimeUpdate;
+    use crate::agent::event::{PodKey, PodsChange, PodsUpdate, RuntimeUpdate};
     use crate::pin::{Desired, PodAssignment};
-    use crate::pod::ContainerIds;
+    use crate::pod::{ContainerIds, Pod, recognized};
     use PodSource::{Api, Folder};
 
     fn store(sources: &[PodSource]) -> PodStore {
@@ -205,16 +212,28 @@ mod tests {
     fn pod(uid: &str) -> Pod {
         Pod {
             uid: Some(uid.into()),
+            api_uid: Some(uid.into()),
             ..Pod::default()
         }
+    }
+
+    fn list(store: &mut PodStore, source: PodSource, pods: Vec<Pod>, errors: Vec<String>) {
+        let pods = pods.into_iter();
+        let pods = pods.map(|pod| (PodKey::of_api(&pod), Arc::new(pod)));
+        store.take_pods(PodsUpdate {
+            source,
+            change: Some(PodsChange::Listed(pods.collect())),
+            errors,
+        });
     }
 
     fn description(store: &mut PodStore, uid: &str) -> Description {
         let pods = store.known();
         let observed = Observed::default();
-        let alone = [pod(uid)];
+        let alone = recognized([pod(uid)]);
         let one = store.known_pods(&observed, &alone)[uid].description;
-        let all: Vec<Pod> = pods.iter().cloned().chain([pod(uid), pod("x")]).collect();
+        let more = recognized([pod(uid), pod("x")]);
+        let all: Vec<_> = pods.iter().chain(&*more).cloned().collect();
         let all = store.known_pods(&observed, &all);
         assert_eq!(all[uid].description, one);
         one
@@ -224,33 +243,43 @@ mod tests {
     fn a_pod_without_a_description_waits_for_the_first_complete_lists() {
         use Description::{Awaited, Complete, Missing, RuntimeOnly};
         let mut one = store(&[Api]);
-        one.runtime(RuntimeUpdate::All(Vec::new()));
+        one.take_runtime(RuntimeUpdate::All(Vec::new()));
         assert_eq!(description(&mut one, "a"), Awaited);
         // The list has a pod that can't be read: it may be the one.
-        one.pods(Api, vec![pod("b")], vec!["pod c is damaged".to_owned()]);
+        list(
+            &mut one,
+            Api,
+            vec![pod("b")],
+            vec!["pod c is damaged".to_owned()],
+        );
         assert_eq!(description(&mut one, "a"), Awaited);
         assert_eq!(description(&mut one, "b"), Complete);
-        one.pods(Api, vec![pod("b")], Vec::new());
+        list(&mut one, Api, vec![pod("b")], Vec::new());
         assert_eq!(description(&mut one, "a"), Missing);
         // The rights are taken away, or the pod is deleted by force: what was complete once stays so.
-        one.pods(Api, Vec::new(), vec!["pod c is damaged".to_owned()]);
+        list(
+            &mut one,
+            Api,
+            Vec::new(),
+            vec!["pod c is damaged".to_owned()],
+        );
         assert_eq!(description(&mut one, "b"), Missing);
 
         // Both lists must have come. A damaged manifest is no reason to distrust the API server.
         let mut both = store(&[Api, Folder]);
-        both.pods(Api, Vec::new(), Vec::new());
+        list(&mut both, Api, Vec::new(), Vec::new());
         assert_eq!(description(&mut both, "a"), Awaited);
-        both.pods(Folder, Vec::new(), vec!["no YAML".to_owned()]);
+        list(&mut both, Folder, Vec::new(), vec!["no YAML".to_owned()]);
         assert_eq!(description(&mut both, "a"), Missing);
         let mut folder = store(&[Folder]);
-        folder.pods(Folder, Vec::new(), vec!["no YAML".to_owned()]);
+        list(&mut folder, Folder, Vec::new(), vec!["no YAML".to_owned()]);
         assert_eq!(description(&mut folder, "a"), Awaited);
-        folder.pods(Folder, Vec::new(), Vec::new());
+        list(&mut folder, Folder, Vec::new(), Vec::new());
         assert_eq!(description(&mut folder, "a"), Missing);
 
         let mut none = store(&[]);
         assert_eq!(description(&mut none, "a"), Awaited);
-        none.runtime(RuntimeUpdate::All(Vec::new()));
+        none.take_runtime(RuntimeUpdate::All(Vec::new()));
         assert_eq!(description(&mut none, "a"), RuntimeOnly);
     }
 
@@ -276,14 +305,19 @@ mod tests {
         };
         let mut store = store(&[Api]);
         assert!(problems(&store, 0).is_empty() && problems(&store, 9).is_empty());
-        store.pods(Api, vec![pod("listed")], Vec::new());
+        list(&mut store, Api, vec![pod("listed")], Vec::new());
         assert!(problems(&store, 10).is_empty() && problems(&store, 14).is_empty());
         let named = problems(&store, 15);
         let [only] = named.as_slice() else {
             panic!("{named:?}")
         };
         assert!(only.starts_with("pod missing keeps CPUs 2-3"), "{only}");
-        store.pods(Api, vec![pod("listed"), pod("missing")], Vec::new());
+        list(
+            &mut store,
+            Api,
+            vec![pod("listed"), pod("missing")],
+            Vec::new(),
+        );
         assert!(problems(&store, 16).is_empty());
     }
 }

@@ -12,7 +12,7 @@ use crate::host::topology;
 use crate::pin::cpu_isolation::CpuIsolator;
 use crate::pin::decide::DecisionInput;
 use crate::pin::{self, AppliedStep, Enforcement, Ledger, Step};
-use crate::pod::Pod;
+use crate::pod::RecognizedPod;
 
 /// The node, and what changes while the agent runs.
 #[derive(Debug)]
@@ -135,7 +135,7 @@ impl PassNode for ManagedNode {
 
     fn decision_input<'a>(
         &'a self,
-        pods: &'a [Pod],
+        pods: &'a [Arc<RecognizedPod>],
         here: &'a HashSet<&'a str>,
     ) -> DecisionInput<'a> {
         let node = &self.node;

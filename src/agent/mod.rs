@@ -52,7 +52,9 @@ mod service;
 mod tasks;
 mod unguarded;
 
-pub use event::{AgentEvent, CreateAnswer, PodSource, RuntimePod, RuntimeUpdate};
+pub use event::{
+    AgentEvent, CreateAnswer, PodKey, PodSource, PodsChange, PodsUpdate, RuntimePod, RuntimeUpdate,
+};
 pub use folder::read_pods;
 pub use node::{AgentNode, environment, reserved};
 #[cfg(feature = "reclaim")]

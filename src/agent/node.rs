@@ -1,5 +1,6 @@
 //! [`AgentNode`]: the machine, its cgroups, the configuration, and the settings found at the start.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::Context;
@@ -12,7 +13,7 @@ use crate::host::topology::HotplugState;
 use crate::host::{proc::Proc, topology};
 use crate::pin::decide::default_reserved;
 use crate::pin::{Enforcement, EnforcementCause, Ledger, Observed, Scan};
-use crate::pod::{Pod, ThreadBasis, ThreadEnvironment, ThreadPolicy, thread_environment};
+use crate::pod::{RecognizedPod, ThreadBasis, ThreadEnvironment, ThreadPolicy, thread_environment};
 
 /// How long the start waits for the kubelet's answer.
 const FIRST_ANSWER: Duration = Duration::from_secs(2);
@@ -199,7 +200,7 @@ impl AgentNode {
     }
 
     /// Reads the pods' trees, and matches the cgroups with the pods.
-    pub fn observe(&self, pods: &[Pod]) -> anyhow::Result<(Observed, Ledger)> {
+    pub fn observe(&self, pods: &[Arc<RecognizedPod>]) -> anyhow::Result<(Observed, Ledger)> {
         let mut scan = Scan::default();
         for (path, uid) in self.pod_paths()? {
             scan.pods.extend(self.pod(path, uid)?);
@@ -331,7 +332,7 @@ fn enforcement(
 /// The thread environment of a container with exclusive `cpus`, or of a container in the shared pool.
 pub(super) fn threads(
     node: &AgentNode,
-    pod: &Pod,
+    pod: &RecognizedPod,
     index: usize,
     cpus: Option<&CpuSet>,
     shared: &CpuSet,
@@ -349,7 +350,7 @@ pub(super) fn threads(
 
 /// The thread environment of a pod's container, from exclusive CPUs or from a quota in the shared pool.
 pub fn environment(
-    pod: &Pod,
+    pod: &RecognizedPod,
     index: usize,
     cpus: Option<&CpuSet>,
     shared: &CpuSet,
@@ -364,5 +365,5 @@ pub fn environment(
             ThreadBasis::of_quota(pod, container, threads).map(|basis| basis.at_most(shared.len()))
         }
     };
-    thread_environment(pod, container, policy, threads, basis)
+    thread_environment(pod, index, policy, threads, basis)
 }

@@ -259,7 +259,7 @@ impl<N: PassNode> Pass<'_, N> {
         self.view = PassView {
             observed: cached.observed.only(uid).unwrap_or_default(),
             ledger: cached.ledger.clone(),
-            pods: Arc::new(vec![pod]),
+            pods: Arc::from([pod]),
             has_all_pods: false,
         };
         // A move needs the descriptions of all pods.

@@ -9,7 +9,7 @@ use crate::cpu::CpuSet;
 use crate::host::cgroup::{Cpuset, PodCgroup, PodSurroundings};
 use crate::pin::decide::{Decision, DecisionInput, Decisions};
 use crate::pin::{AppliedStep, Drift, Enforcement, Ledger, Observed, Step};
-use crate::pod::{Entitlement, Pod};
+use crate::pod::{Entitlement, PodList, RecognizedPod};
 
 /// The node as a pass reads and writes it.
 pub trait PassNode {
@@ -38,7 +38,7 @@ pub trait PassNode {
     /// The topology and the policy for decisions about `pods`. `moves` is 0: the pass sets the limit.
     fn decision_input<'a>(
         &'a self,
-        pods: &'a [Pod],
+        pods: &'a [Arc<RecognizedPod>],
         here: &'a HashSet<&'a str>,
     ) -> DecisionInput<'a>;
     /// How assignments are enforced.
@@ -92,7 +92,7 @@ pub enum PassEnd {
 #[derive(Debug)]
 pub struct PassResult {
     /// The known pods. For most pod passes only the request's pod.
-    pub pods: Arc<Vec<Pod>>,
+    pub pods: PodList,
     /// The observed state before the first step; `None` without steps.
     pub before: Option<Observed>,
     /// The observed state after the last step. For most pod passes only the request's pod. Empty once cached.
@@ -154,7 +154,7 @@ impl PassResult {
 
 /// The decision about a container of `pods`.
 pub(super) fn decision<'d>(
-    pods: &[Pod],
+    pods: &[Arc<RecognizedPod>],
     uid: &str,
     container: &str,
     decisions: &'d Decisions,

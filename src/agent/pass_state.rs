@@ -1,6 +1,7 @@
 //! [`PassState`]: the reconciler's state between two passes.
 
 use std::collections::{BTreeMap, BTreeSet, HashSet};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use super::cached_state::CachedState;
@@ -18,7 +19,7 @@ use crate::pin::{
     self, AppliedStep, Drift, DriftInput, Enforcement, Ledger, Observed, Reason, SeenSets, Step,
     StepOutcome,
 };
-use crate::pod::Pod;
+use crate::pod::RecognizedPod;
 
 /// The period of the limit on moves.
 const HOUR: Duration = Duration::from_secs(3600);
@@ -344,7 +345,7 @@ impl PassState {
     /// Adds the kernel's refusals to the decisions about `pods`.
     pub(super) fn note_refusals(
         &self,
-        pods: &[Pod],
+        pods: &[Arc<RecognizedPod>],
         observed: &Observed,
         decisions: &mut Decisions,
     ) {

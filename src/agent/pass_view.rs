@@ -1,16 +1,14 @@
 //! [`PassView`]: what a reconcile pass has read and decides about.
 
-use std::sync::Arc;
-
 use super::pass_model::{RuntimeRequest, decision, lacks};
 use crate::pin::decide::{Decision, Decisions, RefusalSource};
 use crate::pin::{Ledger, Observed};
-use crate::pod::Pod;
+use crate::pod::PodList;
 
 /// The pods and cgroups that a pass decides and plans for.
 #[derive(Debug, Default)]
 pub(super) struct PassView {
-    pub(super) pods: Arc<Vec<Pod>>,
+    pub(super) pods: PodList,
     pub(super) observed: Observed,
     /// The ledger of all assignments. Pending assignments are included until the pods are read again.
     pub(super) ledger: Ledger,

@@ -1,10 +1,11 @@
 //! [`PendingAssignments`]: CPUs chosen for containers without a cgroup so far, and pods known only from runtime requests.
 
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use crate::cpu::CpuSet;
 use crate::pin::{Ledger, Observed};
-use crate::pod::Pod;
+use crate::pod::RecognizedPod;
 
 /// How long a pending assignment or an announced pod lasts.
 const LIFETIME: Duration = Duration::from_secs(120);
@@ -22,7 +23,7 @@ struct PendingAssignment {
 #[derive(Debug, Default)]
 pub(super) struct PendingAssignments {
     /// Pods known only from CreateContainer, each with its deadline.
-    announced: Vec<(Pod, Instant)>,
+    announced: Vec<(Arc<RecognizedPod>, Instant)>,
     pending: Vec<PendingAssignment>,
 }
 
@@ -30,14 +31,14 @@ pub(super) struct PendingAssignments {
 
 impl PendingAssignments {
     /// Adds a pod from CreateContainer, and restarts the pod's deadline.
-    pub(super) fn announce(&mut self, pod: Pod) {
+    pub(super) fn announce(&mut self, pod: Arc<RecognizedPod>) {
         self.announced
             .retain(|(other, _)| other.cgroup_uid() != pod.cgroup_uid());
         self.announced.push((pod, Instant::now() + LIFETIME));
     }
 
     /// The announced pods before their deadline.
-    pub(super) fn announced(&mut self) -> impl Iterator<Item = &Pod> {
+    pub(super) fn announced(&mut self) -> impl Iterator<Item = &Arc<RecognizedPod>> {
         let now = Instant::now();
         self.announced.retain(|(_, until)| *until > now);
         self.announced.iter().map(|(pod, _)| pod)

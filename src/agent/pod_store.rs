@@ -1,19 +1,30 @@
 //! [`PodStore`]: the pods of the node, from the API, the folder of manifests and the container runtime.
+//!
+//! Each source sends changes of single pods. A change leads to the pods with the same uid only: these are put together anew, and
+//! their texts are read anew. All other pods stay the same values in memory.
 
-use std::collections::{BTreeMap, BTreeSet, HashSet};
+use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::sync::Arc;
 
-use super::event::{PodSource, RuntimePod, RuntimeUpdate};
-use super::identity::{self, Evidence, RecordedPod};
+use super::event::{PodKey, PodSource, PodsChange, PodsUpdate, RuntimePod, RuntimeUpdate};
+use super::identity::{self, Evidence, Identified, RecordedPod};
 use super::known_pods::PodLists;
 use super::pending::PendingAssignments;
 use crate::pin::{Ledger, Observed};
-use crate::pod::{ApiUid, ContainerIds, Pod, is_required};
+use crate::pod::{ApiUid, Container, ContainerIds, Pod, PodList, RecognizedPod, is_required};
 
-/// The last known pods of each source.
+/// The pods of all sources, each once.
 #[derive(Debug, Default)]
 pub struct PodStore {
-    pods: BTreeMap<PodSource, Vec<Pod>>,
+    /// The pods as the API and the folder describe them.
+    described: BTreeMap<PodKey, Arc<Pod>>,
+    /// The container runtime's pods, by uid.
+    runtime: BTreeMap<String, RuntimePod>,
+    /// The pods as decisions see them: each uid once.
+    known: BTreeMap<PodKey, Arc<RecognizedPod>>,
+    /// The values of `known`; `None` after a change.
+    list: Option<PodList>,
+    index: PodIndex,
     errors: BTreeMap<PodSource, Vec<String>>,
     /// The source of container ids for the folder's pods.
     folder_ids: ContainerIds,
@@ -21,56 +32,63 @@ pub struct PodStore {
     node: Option<ApiUid>,
     /// The pods named by assignment records, for each uid named by a mirror pod.
     records: BTreeMap<String, RecordedPod>,
-    /// All of `pods`, with the mirror pods' uids settled.
-    described: Vec<Pod>,
-    /// The uids of static pods named by mirror pods.
-    mirrored: BTreeSet<String>,
     /// Mirror pods without effect, as sentences.
     conflicts: Vec<String>,
-    /// The container runtime's pods, by uid.
-    runtime: BTreeMap<String, RuntimePod>,
     has_runtime: bool,
     pending: PendingAssignments,
     /// Which lists of pods are awaited.
     lists: PodLists,
-    /// All pods, cached until a source changes.
-    known: Option<PodIndex>,
 }
 
-/// All pods without duplicates.
-#[derive(Debug)]
+/// Where the described pods with a uid are.
+#[derive(Debug, Default)]
 struct PodIndex {
-    pods: Arc<Vec<Pod>>,
-    /// The number of pods from the API and the folder. These pods come first. The runtime's further pods follow in the order of
-    /// their uids.
-    described: usize,
+    /// The pods by the uid of their own description.
+    own: BTreeMap<String, BTreeSet<PodKey>>,
+    /// The mirror pods, by the uid of the static pod that they name.
+    mirrors: BTreeMap<String, BTreeSet<PodKey>>,
+    /// The mirror pods that stand for a static pod, and have its uid.
+    identified: BTreeMap<PodKey, Identified>,
 }
 
 // === impl PodIndex ===
 
 impl PodIndex {
-    /// Replaces, inserts or removes a pod. `now` is `None` for a removed pod. `described` says whether the API or the folder
-    /// describes the pod.
-    fn renew(&mut self, uid: &str, described: bool, now: Option<Pod>) {
-        let pods = Arc::make_mut(&mut self.pods);
-        let at = pods.iter().position(|pod| pod.cgroup_uid() == Some(uid));
-        match (at, now) {
-            (Some(at), Some(now)) => {
-                if let Some(pod) = pods.get_mut(at) {
-                    *pod = now;
+    fn insert(&mut self, key: &PodKey, pod: &Pod) {
+        if let Some(uid) = pod.cgroup_uid() {
+            let keys = self.own.entry(uid.to_owned()).or_default();
+            keys.insert(key.clone());
+        }
+        if let Some(mirror) = &pod.mirror {
+            let keys = self.mirrors.entry(mirror.uid.to_string()).or_default();
+            keys.insert(key.clone());
+        }
+    }
+
+    fn remove(&mut self, key: &PodKey, pod: &Pod) {
+        let remove = |index: &mut BTreeMap<String, BTreeSet<PodKey>>, uid: &str| {
+            if let Some(keys) = index.get_mut(uid) {
+                keys.remove(key);
+                if keys.is_empty() {
+                    index.remove(uid);
                 }
             }
-            (Some(at), None) => {
-                pods.remove(at);
-            }
-            (None, Some(now)) if !described => {
-                let undescribed = pods.iter().enumerate().skip(self.described);
-                let mut later = undescribed.filter(|(_, pod)| pod.cgroup_uid() > Some(uid));
-                let at = later.next().map_or(pods.len(), |(at, _)| at);
-                pods.insert(at, now);
-            }
-            (None, _) => {}
+        };
+        if let Some(uid) = pod.cgroup_uid() {
+            remove(&mut self.own, uid);
         }
+        if let Some(mirror) = &pod.mirror {
+            remove(&mut self.mirrors, mirror.uid.as_str());
+        }
+    }
+
+    /// The described pods with a uid, in the order in which they count.
+    fn keys(&self, uid: &str) -> BTreeSet<&PodKey> {
+        let own = self.own.get(uid).into_iter().flatten();
+        let own = own.filter(|key| !self.identified.contains_key(key));
+        let identified = self.identified.iter();
+        let identified = identified.filter(|(_, identified)| identified.uid.as_str() == uid);
+        own.chain(identified.map(|(key, _)| key)).collect()
     }
 }
 
@@ -96,29 +114,90 @@ impl PodStore {
         &self.lists
     }
 
-    /// The pods of the API and of the folder.
-    pub(super) fn described(&self) -> &[Pod] {
-        &self.described
-    }
-
     /// The container runtime's description of a pod.
     pub(super) fn of_runtime(&self, uid: &str) -> Option<&RuntimePod> {
         self.runtime.get(uid)
     }
 
-    /// Takes a source's complete list of pods, with the errors of reading.
-    pub fn pods(&mut self, source: PodSource, mut pods: Vec<Pod>, errors: Vec<String>) {
-        self.lists.arrived(source, errors.is_empty());
-        let ids = match source {
-            PodSource::Api => ContainerIds::Awaited,
-            PodSource::Folder => self.folder_ids,
-        };
-        for pod in &mut pods {
-            pod.ids = ids;
-        }
-        self.pods.insert(source, pods);
+    /// Takes a change of a source's pods.
+    pub fn take_pods(&mut self, update: PodsUpdate) {
+        let PodsUpdate {
+            source,
+            change,
+            errors,
+        } = update;
+        let is_list = matches!(change, Some(PodsChange::Listed(_)));
+        self.lists.updated(source, is_list, errors.is_empty());
         self.errors.insert(source, errors);
-        self.identify();
+        let mut changed = BTreeSet::new();
+        match change {
+            Some(PodsChange::Listed(pods)) => {
+                let is_gone =
+                    |key: &&PodKey| key.source() == Some(source) && !pods.contains_key(*key);
+                let gone: Vec<PodKey> = self.described.keys().filter(is_gone).cloned().collect();
+                for key in gone {
+                    self.describe(key, None, &mut changed);
+                }
+                for (key, pod) in pods {
+                    self.describe(key, Some(pod), &mut changed);
+                }
+            }
+            Some(PodsChange::Applied(key, pod)) => self.describe(key, Some(pod), &mut changed),
+            Some(PodsChange::Deleted(key)) => self.describe(key, None, &mut changed),
+            None => {}
+        }
+        self.renew(&changed);
+    }
+
+    /// Takes a pod's description; `None` if the pod is gone. Adds the uids whose pods may have changed to `changed`.
+    fn describe(&mut self, key: PodKey, pod: Option<Arc<Pod>>, changed: &mut BTreeSet<String>) {
+        let pod = pod.map(|pod| self.with_ids(&key, pod));
+        let before = match &pod {
+            Some(pod) => self.described.insert(key.clone(), Arc::clone(pod)),
+            None => self.described.remove(&key),
+        };
+        let is_same = |before: &Arc<Pod>| pod.as_ref().is_some_and(|pod| Arc::ptr_eq(before, pod));
+        if before.as_ref().is_some_and(is_same) {
+            return;
+        }
+        if pod.is_none() {
+            self.known.remove(&key);
+            self.list = None;
+        }
+        if let Some(before) = &before {
+            self.index.remove(&key, before);
+        }
+        if let Some(pod) = &pod {
+            self.index.insert(&key, pod);
+        }
+        for pod in before.iter().chain(&pod) {
+            let mirror = pod.mirror.as_ref().map(|mirror| mirror.uid.as_str());
+            changed.extend(
+                pod.cgroup_uid()
+                    .into_iter()
+                    .chain(mirror)
+                    .map(str::to_owned),
+            );
+        }
+        // Pods without a uid, as in a folder, are nobody's duplicates.
+        let has_uid = pod.is_some_and(|pod| pod.cgroup_uid().is_some());
+        if !has_uid {
+            self.put_together_one(key, None);
+        }
+    }
+
+    /// The pod, with the source of the ids of its containers.
+    fn with_ids(&self, key: &PodKey, pod: Arc<Pod>) -> Arc<Pod> {
+        let ids = match key.source() {
+            Some(PodSource::Folder) => self.folder_ids,
+            _ => ContainerIds::Awaited,
+        };
+        if pod.ids == ids {
+            return pod;
+        }
+        let mut pod = Arc::unwrap_or_clone(pod);
+        pod.ids = ids;
+        Arc::new(pod)
     }
 
     /// Whether the container runtime has sent a complete list at least once.
@@ -132,29 +211,35 @@ impl PodStore {
         let new = self.folder_ids == ContainerIds::Awaited;
         if new {
             self.folder_ids = ContainerIds::NoSource;
-            for pod in self.pods.entry(PodSource::Folder).or_default() {
-                pod.ids = ContainerIds::NoSource;
+            let of_folder = self.described.iter();
+            let of_folder = of_folder.filter(|(key, _)| key.source() == Some(PodSource::Folder));
+            let pods: Vec<(PodKey, Arc<Pod>)> = of_folder
+                .map(|(key, pod)| (key.clone(), Arc::clone(pod)))
+                .collect();
+            let mut changed = BTreeSet::new();
+            for (key, pod) in pods {
+                self.describe(key, Some(pod), &mut changed);
             }
-            self.identify();
+            self.renew(&changed);
         }
         new
     }
 
     /// Takes the uid of the own Node.
-    pub(super) fn node(&mut self, uid: ApiUid) {
+    pub(super) fn take_node(&mut self, uid: ApiUid) {
         self.node = Some(uid);
         self.identify();
     }
 
     /// Takes the pods named by assignment records. Returns whether the described pods have changed.
     pub(super) fn note_records(&mut self, observed: &Observed) -> bool {
-        if self.mirrored.is_empty() {
+        if self.index.mirrors.is_empty() {
             return false;
         }
         let named = observed
             .pods
             .iter()
-            .filter(|pod| self.mirrored.contains(&pod.cgroup.uid));
+            .filter(|pod| self.index.mirrors.contains_key(&pod.cgroup.uid));
         let records = named.filter_map(|pod| {
             let record = pod
                 .record
@@ -171,22 +256,24 @@ impl PodStore {
             return false;
         }
         self.records = records;
-        let before = std::mem::take(&mut self.described);
-        self.identify();
-        self.described != before
+        self.identify()
     }
 
-    /// Resolves which static pods the mirror pods stand for.
-    fn identify(&mut self) {
-        self.known = None;
-        self.described = self.pods.values().flatten().cloned().collect();
-        self.mirrored = identity::named(&self.described);
+    /// Finds out which static pods the mirror pods stand for. Returns whether the answer has changed.
+    fn identify(&mut self) -> bool {
+        let mirrors = self.index.mirrors.values().flatten();
+        let mirrors = mirrors.filter_map(|key| Some((key, &**self.described.get(key)?)));
+        let own = |uid: &str| {
+            let keys = self.index.own.get(uid)?;
+            self.described.get(keys.last()?).map(|pod| &**pod)
+        };
         let evidence = Evidence {
             node: self.node.as_ref(),
+            own: &own,
             runtime: &self.runtime,
             records: &self.records,
         };
-        let conflicts = identity::resolve(&mut self.described, &evidence);
+        let (identified, conflicts) = identity::resolve(mirrors, &evidence);
         for conflict in conflicts
             .iter()
             .filter(|conflict| !self.conflicts.contains(conflict))
@@ -194,52 +281,107 @@ impl PodStore {
             tracing::warn!("{conflict}");
         }
         self.conflicts = conflicts;
+        let before = std::mem::replace(&mut self.index.identified, identified);
+        let after = &self.index.identified;
+        let one_sided = before.keys().chain(after.keys());
+        let keys: BTreeSet<&PodKey> = one_sided
+            .filter(|key| before.get(*key) != after.get(*key))
+            .collect();
+        let mut changed = BTreeSet::new();
+        for key in &keys {
+            let identified = before.get(*key).into_iter().chain(after.get(*key));
+            changed.extend(identified.map(|identified| identified.uid.to_string()));
+            let own = self.described.get(*key).and_then(|pod| pod.cgroup_uid());
+            changed.extend(own.map(str::to_owned));
+        }
+        let has_changed = !keys.is_empty();
+        self.put_together(&changed);
+        has_changed
     }
 
     /// Takes an update of the container runtime's pods.
-    pub fn runtime(&mut self, news: RuntimeUpdate) {
+    pub fn take_runtime(&mut self, update: RuntimeUpdate) {
         let keyed = |runtime_pod: RuntimePod| {
-            runtime_pod
-                .pod
-                .cgroup_uid()
-                .map(str::to_owned)
-                .map(|uid| (uid, runtime_pod))
+            let uid = runtime_pod.pod.cgroup_uid()?.to_owned();
+            Some((uid, runtime_pod))
         };
-        match news {
+        let mut changed = BTreeSet::new();
+        match update {
             RuntimeUpdate::All(all) => {
                 self.has_runtime = true;
-                self.known = None;
                 let before = std::mem::take(&mut self.runtime);
                 self.runtime = all.into_iter().filter_map(keyed).collect();
                 before.keys().for_each(|uid| self.settle(uid));
-                if !self.mirrored.is_empty() {
-                    self.identify();
-                }
+                changed.extend(before.into_keys().chain(self.runtime.keys().cloned()));
             }
             RuntimeUpdate::Pod(one) => {
-                let keyed_pod = keyed(*one);
-                let uid = keyed_pod.as_ref().map(|(uid, _)| uid.clone());
-                self.runtime.extend(keyed_pod);
-                uid.iter().for_each(|uid| self.changed(uid));
+                let Some((uid, runtime_pod)) = keyed(*one) else {
+                    return;
+                };
+                self.runtime.insert(uid.clone(), runtime_pod);
+                self.settle(&uid);
+                changed.insert(uid);
             }
             RuntimeUpdate::Gone(uid) => {
                 self.runtime.remove(&uid);
-                self.changed(&uid);
+                self.settle(&uid);
+                changed.insert(uid);
             }
         }
+        self.renew(&changed);
     }
 
-    /// Updates the state after a change of a single pod of the runtime.
-    fn changed(&mut self, uid: &str) {
-        self.settle(uid);
-        if self.mirrored.contains(uid) {
-            self.identify();
+    /// Puts the pods with the uids together anew, after a change of a source. What is evidence for a mirror pod may have changed,
+    /// too.
+    fn renew(&mut self, changed: &BTreeSet<String>) {
+        self.identify();
+        self.put_together(changed);
+    }
+
+    fn put_together(&mut self, uids: &BTreeSet<String>) {
+        for uid in uids {
+            // The runtime's own description comes last, and so counts only if there is no other.
+            let alone = PodKey::Runtime(uid.clone());
+            let described: Vec<PodKey> = self.index.keys(uid).into_iter().cloned().collect();
+            let mut keys = described.into_iter().chain([alone]);
+            if let Some(first) = keys.next() {
+                self.put_together_one(first, Some(uid));
+            }
+            for duplicate in keys {
+                self.known.remove(&duplicate);
+            }
         }
-        let Some(mut known) = self.known.take() else {
+        self.list = None;
+    }
+
+    /// Puts the pod with the key together from its description and the runtime's. Its texts are read only if it has changed.
+    fn put_together_one(&mut self, key: PodKey, uid: Option<&str>) {
+        let runtime = uid.and_then(|uid| self.runtime.get(uid));
+        let identified = self.index.identified.get(&key);
+        let pod = match (self.described.get(&key), runtime) {
+            (Some(pod), None) if identified.is_none() => Some(Arc::clone(pod)),
+            (Some(pod), _) => {
+                let mut pod = Pod::clone(pod);
+                if let Some(identified) = identified {
+                    pod.uid = Some(identified.uid.clone());
+                    pod.confirmed = identified.confirmed;
+                }
+                Some(Arc::new(with(pod, runtime)))
+            }
+            (None, Some(of_runtime)) => {
+                let pod = of_runtime.pod.clone();
+                Some(Arc::new(with(pod, runtime)))
+            }
+            (None, None) => None,
+        };
+        let Some(pod) = pod else {
+            self.known.remove(&key);
             return;
         };
-        known.renew(uid, self.is_described(uid), self.pod(uid));
-        self.known = Some(known);
+        let is_same = |known: &Arc<RecognizedPod>| *known.pod() == pod;
+        if !self.known.get(&key).is_some_and(is_same) {
+            self.known.insert(key, Arc::new(pod.into()));
+        }
     }
 
     /// Ends the pending assignments of containers missing in the runtime's pod.
@@ -268,61 +410,41 @@ impl PodStore {
     /// All pods, each uid once: first the API's pods, then the folder's, the runtime's, and pods known only from runtime
     /// requests. Container ids and environments come from the runtime if the runtime has the pod.
     #[doc(hidden)]
-    pub fn known(&mut self) -> Arc<Vec<Pod>> {
-        let runtime = &self.runtime;
-        let mut announced = self.pending.announced().peekable();
-        let only_asked_about = announced.peek().is_some();
-        if let Some(known) = self.known.as_ref().filter(|_| !only_asked_about) {
-            return Arc::clone(&known.pods);
+    pub fn known(&mut self) -> PodList {
+        let known = self.known.values().cloned();
+        let list = self.list.get_or_insert_with(|| known.collect());
+        let is_unknown = |pod: &Arc<RecognizedPod>| {
+            let mut others = list.iter();
+            others.all(|known| known.cgroup_uid() != pod.cgroup_uid())
+        };
+        let announced = self.pending.announced().filter(|pod| is_unknown(pod));
+        let announced: Vec<_> = announced.cloned().collect();
+        // Pods known only from runtime requests expire with time, so a list with such pods is not kept.
+        if announced.is_empty() {
+            return Arc::clone(list);
         }
-        let mut uids = HashSet::new();
-        let mut once = |pod: &&Pod| {
-            pod.cgroup_uid()
-                .is_none_or(|uid| uids.insert(uid.to_owned()))
-        };
-        let whole = |pod: &Pod| match pod.cgroup_uid().and_then(|uid| runtime.get(uid)) {
-            Some(of_runtime) => with(pod.clone(), of_runtime),
-            None => pod.clone(),
-        };
-        let mut all: Vec<Pod> = self.described.iter().filter(&mut once).map(whole).collect();
-        let described = all.len();
-        all.extend(
-            runtime
-                .values()
-                .map(|runtime_pod| &runtime_pod.pod)
-                .chain(announced)
-                .filter(once)
-                .map(whole),
-        );
-        let all = Arc::new(all);
-        // Pods known only from runtime requests expire with time, so a list with such pods is not cached.
-        self.known = (!only_asked_about).then(|| PodIndex {
-            pods: Arc::clone(&all),
-            described,
-        });
-        all
+        list.iter().cloned().chain(announced).collect()
     }
 
     /// The pod with the given uid.
-    pub(super) fn pod(&mut self, uid: &str) -> Option<Pod> {
-        let runtime = self.runtime.get(uid);
-        let candidates = self
-            .described
-            .iter()
-            .chain(runtime.map(|runtime_pod| &runtime_pod.pod));
-        let pod = candidates
-            .chain(self.pending.announced())
-            .find(|pod| pod.cgroup_uid() == Some(uid))?
-            .clone();
-        Some(match runtime {
-            Some(of_runtime) => with(pod, of_runtime),
-            None => pod,
+    pub(super) fn pod(&mut self, uid: &str) -> Option<Arc<RecognizedPod>> {
+        let alone = PodKey::Runtime(uid.to_owned());
+        let key = self.index.keys(uid).into_iter().next().unwrap_or(&alone);
+        let known = self.known.get(key).cloned();
+        known.or_else(|| {
+            let mut announced = self.pending.announced();
+            let pod = announced.find(|pod| pod.cgroup_uid() == Some(uid));
+            pod.cloned()
         })
     }
 
     /// The uids of pods with a container, now or soon. For a single pod with a uid, the set has at most this uid.
     #[doc(hidden)]
-    pub fn here<'a>(&'a self, observed: &'a Observed, pods: &[Pod]) -> HashSet<&'a str> {
+    pub fn here<'a>(
+        &'a self,
+        observed: &'a Observed,
+        pods: &[Arc<RecognizedPod>],
+    ) -> HashSet<&'a str> {
         let only = match pods {
             [pod] => pod.cgroup_uid(),
             _ => None,
@@ -367,18 +489,17 @@ impl PodStore {
 
     /// Whether the API or the folder describes a pod. The runtime does not know a pod's future containers.
     pub(super) fn is_described(&self, uid: &str) -> bool {
-        self.described
-            .iter()
-            .any(|pod| pod.cgroup_uid() == Some(uid))
+        !self.index.keys(uid).is_empty()
     }
 
     /// Whether any source says: the pod must not run without exclusive CPUs.
     pub(super) fn requires(&self, uid: &str) -> bool {
-        let pods = self
-            .described
-            .iter()
-            .chain(self.runtime.get(uid).map(|runtime_pod| &runtime_pod.pod));
-        pods.filter(|pod| pod.cgroup_uid() == Some(uid))
+        let described = self.index.keys(uid).into_iter();
+        let described = described.filter_map(|key| self.described.get(key));
+        let runtime = self.runtime.get(uid);
+        described
+            .map(|pod| &**pod)
+            .chain(runtime.map(|runtime_pod| &runtime_pod.pod))
             .any(is_required)
     }
 
@@ -388,11 +509,18 @@ impl PodStore {
     }
 }
 
-/// A pod with the container ids and the actual environment from the runtime.
-fn with(mut pod: Pod, runtime_pod: &RuntimePod) -> Pod {
+/// A pod with the container ids and the actual environment from the runtime, if the runtime has the pod.
+fn with(mut pod: Pod, runtime_pod: Option<&RuntimePod>) -> Pod {
+    let Some(runtime_pod) = runtime_pod else {
+        return pod;
+    };
     pod.ids = ContainerIds::Runtime;
+    let of_runtime = runtime_pod.pod.containers.iter();
+    let of_runtime: HashMap<&str, &Container> = of_runtime
+        .map(|container| (container.name.as_str(), container))
+        .collect();
     for container in &mut pod.containers {
-        let Some(known) = runtime_pod.pod.container(&container.name) else {
+        let Some(known) = of_runtime.get(container.name.as_str()) else {
             continue;
         };
         // The runtime leaves out stopped containers. Another id shows that the container was started again after the status was
@@ -409,101 +537,5 @@ fn with(mut pod: Pod, runtime_pod: &RuntimePod) -> Pod {
 }
 
 #[cfg(test)]
-mod tests {
-    use proptest::prelude::*;
-
-    use super::*;
-    use crate::pod::Container;
-
-    /// An update of a source, about some of a few pods.
-    #[derive(Debug, Clone)]
-    enum StoreUpdate {
-        Described(Vec<usize>),
-        All(Vec<usize>),
-        Pod(usize, u8),
-        Gone(usize),
-        Announced(usize),
-    }
-
-    fn pod(number: usize, environment: u8) -> Pod {
-        let env = [(
-            "N".to_owned(),
-            crate::pod::EnvSource::Value(environment.to_string()),
-        )];
-        let main = Container {
-            name: "main".to_owned(),
-            env: env.into(),
-            ..Container::default()
-        };
-        Pod {
-            uid: Some(format!("uid-{number}").into()),
-            containers: vec![main],
-            ..Pod::default()
-        }
-    }
-
-    fn of_runtime(number: usize, environment: u8) -> RuntimePod {
-        RuntimePod {
-            pod: pod(number, environment),
-            injected: BTreeMap::new(),
-            removed: BTreeSet::new(),
-            stopped: BTreeSet::new(),
-        }
-    }
-
-    fn news() -> impl Strategy<Value = StoreUpdate> {
-        let some = || prop::collection::vec(0_usize..6, 0..4);
-        prop_oneof![
-            some().prop_map(StoreUpdate::Described),
-            some().prop_map(StoreUpdate::All),
-            (0_usize..6, any::<u8>())
-                .prop_map(|(number, environment)| StoreUpdate::Pod(number, environment)),
-            (0_usize..6, any::<u8>())
-                .prop_map(|(number, environment)| StoreUpdate::Pod(number, environment)),
-            (0_usize..6).prop_map(StoreUpdate::Gone),
-            (0_usize..6).prop_map(StoreUpdate::Announced),
-        ]
-    }
-
-    fn apply(store: &mut PodStore, news: StoreUpdate) {
-        match news {
-            StoreUpdate::Described(numbers) => {
-                let pods = numbers.into_iter().map(|number| pod(number, 0)).collect();
-                store.pods(PodSource::Api, pods, Vec::new());
-            }
-            StoreUpdate::All(numbers) => {
-                let all = numbers
-                    .into_iter()
-                    .map(|number| of_runtime(number, 1))
-                    .collect();
-                store.runtime(RuntimeUpdate::All(all));
-            }
-            StoreUpdate::Pod(number, environment) => {
-                store.runtime(RuntimeUpdate::Pod(Box::new(of_runtime(
-                    number,
-                    environment,
-                ))));
-            }
-            StoreUpdate::Gone(number) => {
-                store.runtime(RuntimeUpdate::Gone(format!("uid-{number}")));
-            }
-            StoreUpdate::Announced(number) => store.pending().announce(pod(number, 2)),
-        }
-    }
-
-    proptest! {
-        #[test]
-        fn one_pod_put_in_its_place_is_as_all_put_together_anew(all in prop::collection::vec(news(), 1..30)) {
-            let (mut asked_often, mut asked_once) = (PodStore::default(), PodStore::default());
-            let last = all.len() - 1;
-            for (index, news) in all.into_iter().enumerate() {
-                apply(&mut asked_often, news.clone());
-                apply(&mut asked_once, news);
-                let known = asked_often.known();
-                if index == last {
-                    prop_assert_eq!(known, asked_once.known());
-                }
-            }
-        }
-    }
-}
+#[allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+mod tests;

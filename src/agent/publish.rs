@@ -15,7 +15,7 @@ use crate::pin::cpu_isolation::{
 };
 use crate::pin::snapshot::{self, ContainerState};
 use crate::pin::{Enforcement, Observed, Snapshot};
-use crate::pod::Pod;
+use crate::pod::RecognizedPod;
 
 /// How long the kernel of a busy machine may take to add a new online CPU to the cgroups.
 const LOST_CPU_DELAY: Duration = Duration::from_millis(900);
@@ -124,7 +124,7 @@ impl Reconciler {
     ) -> Vec<ContainerState> {
         let node = &self.managed.node;
         let shared = result.decisions.desired.shared();
-        let environment = |pod: &Pod, index: usize, cpus: Option<&CpuSet>| {
+        let environment = |pod: &RecognizedPod, index: usize, cpus: Option<&CpuSet>| {
             threads(node, pod, index, cpus, &shared)
         };
         let mut containers = snapshot::containers(

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use anyhow::Context;
 use tokio::sync::{Notify, mpsc, oneshot, watch};
 
-use super::event::{AgentEvent, PodSource, RuntimeUpdate};
+use super::event::{AgentEvent, PodSource, PodsUpdate, RuntimeUpdate};
 use super::event_queue::EventQueue;
 use super::heartbeat::Heartbeat;
 use super::history::History;
@@ -29,7 +29,7 @@ use crate::host::pod_resources::CpuManager;
 use crate::metrics::AgentMetrics;
 use crate::pin::Snapshot;
 use crate::pin::cpu_isolation::IsolationReport;
-use crate::pod::{ContainerIds, Pod};
+use crate::pod::ContainerIds;
 
 /// How long the container runtime has after the agent's start to report the existing containers.
 const IDS_GRACE: Duration = Duration::from_secs(30);
@@ -296,11 +296,7 @@ impl Reconciler {
     fn handle(&mut self, event: AgentEvent) {
         let now = Instant::now();
         match event {
-            AgentEvent::Pods {
-                source,
-                pods,
-                errors,
-            } => self.handle_pods(source, pods, errors),
+            AgentEvent::Pods(update) => self.handle_pods(update),
             // Pods unknown to all sources keep their CPUs: the kernel has the assignment records. A folder of manifests is
             // always read before the first pass.
             AgentEvent::PodsWaitEnded => {
@@ -310,7 +306,7 @@ impl Reconciler {
                 }
             }
             AgentEvent::Node(uid) => {
-                self.passes.pods.node(uid);
+                self.passes.pods.take_node(uid);
                 self.schedule.on(Trigger::Pods, now);
             }
             // Device locality applies to new containers only, so no pass follows.
@@ -363,12 +359,12 @@ impl Reconciler {
         self.schedule.on(Trigger::Cgroups, Instant::now());
     }
 
-    fn handle_pods(&mut self, source: PodSource, pods: Vec<Pod>, errors: Vec<String>) {
-        if source == PodSource::Folder {
-            let count = i64::try_from(errors.len()).unwrap_or(i64::MAX);
+    fn handle_pods(&mut self, update: PodsUpdate) {
+        if update.source == PodSource::Folder {
+            let count = i64::try_from(update.errors.len()).unwrap_or(i64::MAX);
             self.passes.metrics.manifest_errors.set(count);
         }
-        self.passes.pods.pods(source, pods, errors);
+        self.passes.pods.take_pods(update);
         self.schedule.pods_synced();
         let is_first = self.published.borrow().is_none();
         let trigger = if is_first {
@@ -382,7 +378,7 @@ impl Reconciler {
     /// Takes an update of the container runtime. New and removed cgroups lead to a pass by themselves.
     fn handle_runtime_update(&mut self, update: RuntimeUpdate) {
         let is_list = matches!(update, RuntimeUpdate::All(_));
-        self.passes.pods.runtime(update);
+        self.passes.pods.take_runtime(update);
         let pods = &self.passes.pods;
         self.history
             .only_waiting(|uid, container| pods.has(uid, container));

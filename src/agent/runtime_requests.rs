@@ -1,5 +1,7 @@
 //! The runtime requests CreateContainer, StartContainer and UpdateContainer, for which the container runtime waits.
 
+use std::sync::Arc;
+
 use tokio::sync::oneshot;
 
 use super::event::{CreateAnswer, StartReply};
@@ -81,7 +83,10 @@ impl Reconciler {
             self.history.waits(uid, container);
         } else {
             // The runtime has not reported the pod. The pod's cgroup may not exist yet.
-            self.passes.pods.pending().announce(pod.clone());
+            self.passes
+                .pods
+                .pending()
+                .announce(Arc::new(pod.clone().into()));
         }
         let request = RuntimeRequest::Create { uid, container };
         let result = self.run_for_request(Trigger::Create, request, PassScope::Pod(request));

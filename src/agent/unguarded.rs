@@ -235,7 +235,7 @@ mod tests {
         let mut record = AssignmentRecord::new(EarlierSettings::default());
         let assigned = &mut record.assignment.containers;
         assigned.insert("main".to_owned(), set("2-3"));
-        let pods = vec![described("owner"), described("late")];
+        let pods = pod::recognized([described("owner"), described("late")]);
         let scan = Scan {
             pods: vec![cgroup("owner", Some(&record)), cgroup("late", None)],
             ..Scan::default()
@@ -244,8 +244,8 @@ mod tests {
         let decision = |index: usize| Decision {
             pod: index,
             container: 0,
-            qos: pod::qos(&pods[index]),
-            recognition: pod::recognise(&pods[index]),
+            qos: pods[index].qos(),
+            recognition: pods[index].recognition().clone(),
             entitlement: Entitlement::Shared {
                 reason: String::new(),
             },
@@ -261,10 +261,10 @@ mod tests {
         let topology = crate::cpu::Topology::default();
         let states = containers(&pods, &topology, &decisions, &observed, |pod, index, _| {
             let (policy, threads) = (Policy::default(), ThreadPolicy::default());
-            pod::thread_environment(pod, &pod.containers[index], &policy, &threads, None)
+            pod::thread_environment(pod, index, &policy, &threads, None)
         });
         let result = PassResult {
-            pods: Arc::new(pods.clone()),
+            pods: Arc::clone(&pods),
             before: Some(observed.clone()),
             observed,
             ledger,

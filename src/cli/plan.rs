@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::process::ExitCode;
+use std::sync::Arc;
 
 use clap::Args;
 use serde::Serialize;
@@ -14,7 +15,10 @@ use crate::cpu::{Cost, CpuSet, Placer, Topology};
 use crate::host::topology;
 use crate::pin::Ledger;
 use crate::pin::decide::{ContainerMove, DecisionInput, decide};
-use crate::pod::{ContainerKind, Entitlement, Pod, PodRole, Qos, ThreadEnvironment, repeated};
+use crate::pod::{
+    ContainerKind, Entitlement, PodRole, Qos, RecognizedPod, ThreadEnvironment, recognized,
+    repeated,
+};
 
 /// Giving up, moving and gaining take three reconciles; more than this come to nothing new.
 const MOST_RECONCILES: usize = 8;
@@ -140,6 +144,7 @@ impl MachineArgs {
                 "two files have a pod with the name {pod}: name each file once, and give each pod of a namespace its own name"
             );
         }
+        let pods = recognized(pods);
         if self.live {
             super::rights::check(
                 &config,
@@ -168,7 +173,7 @@ impl MachineArgs {
 }
 
 pub(super) fn planned(
-    pods: &[Pod],
+    pods: &[Arc<RecognizedPod>],
     machine: Machine<'_>,
     config: &Config,
     mut ledger: Ledger,

@@ -19,7 +19,7 @@ use crate::text::terminal::escape_json;
 /// Each one has the number of lines that it must have.
 pub fn printed(manifests: &str, topology: &Topology) -> Vec<(String, usize)> {
     let pods = match crate::pod::parse(manifests, "input") {
-        Ok(pods) => pods,
+        Ok(pods) => crate::pod::recognized(pods),
         Err(error) => return about(&error.to_string()).to_vec(),
     };
     let config = Config::default();

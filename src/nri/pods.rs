@@ -96,7 +96,7 @@ pub fn pod<'a>(sandbox: &PodSandbox, containers: impl IntoIterator<Item = &'a Co
         container.given_cpus = container.given_cpus.filter(|_| !is_forged);
         container
     });
-    Pod {
+    let mut pod = Pod {
         namespace: if sandbox.namespace.is_empty() {
             "default"
         } else {
@@ -109,19 +109,22 @@ pub fn pod<'a>(sandbox: &PodSandbox, containers: impl IntoIterator<Item = &'a Co
         uid: pod_uid(sandbox.cgroup_parent())
             .or_else(|| Some(sandbox.uid.clone()).filter(|uid| !uid.is_empty()))
             .map(PodUid::from),
-        labels: without_added(&sandbox.labels, |key| ADDED_LABELS.contains(&key)),
+        labels: without_added(&sandbox.labels, |key| ADDED_LABELS.contains(&key)).into(),
         annotations: without_added(&sandbox.annotations, |key| {
             key == CONFIG_HASH
                 || ADDED_ANNOTATIONS
                     .iter()
                     .any(|prefix| key.starts_with(prefix))
-        }),
+        })
+        .into(),
         host_network: host_network(sandbox),
         containers: containers.collect(),
         qos_reported: class,
         ids: ContainerIds::Runtime,
         ..Pod::default()
-    }
+    };
+    pod.share_limits();
+    pod
 }
 
 /// The QoS class in the name of a pod's cgroup, with either kubelet driver; `None` for a name that is not the
@@ -194,9 +197,10 @@ fn pod_container(container: &Container, class: Option<Qos>) -> Option<pod::Conta
     let image = IMAGE_ANNOTATIONS
         .iter()
         .find_map(|key| container.annotations.get(*key));
-    let variable = |line: &String| {
-        let (name, value) = line.split_once('=')?;
-        Some((name.to_owned(), EnvSource::Value(value.to_owned())))
+    // Only the name is left of a variable that is too long.
+    let variable = |line: &String| match line.split_once('=') {
+        Some((name, value)) => Some((name.to_owned(), EnvSource::Value(value.to_owned()))),
+        None => pod::variable_counts(line).then(|| (line.clone(), EnvSource::Reference)),
     };
     Some(pod::Container {
         name: container.name.clone(),
@@ -205,7 +209,7 @@ fn pod_container(container: &Container, class: Option<Qos>) -> Option<pod::Conta
         env: container.env.iter().filter_map(variable).collect(),
         env_from: false,
         image: image.cloned().unwrap_or_default(),
-        args: container.args.clone(),
+        args: container.args.clone().into(),
         runtime_id: Some(container.id.clone()).filter(|id| !id.is_empty()),
         given_cpus: container
             .annotations

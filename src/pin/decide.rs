@@ -6,6 +6,7 @@
 //! of the same pod rather than with foreign containers.
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 
 use serde::Serialize;
 
@@ -13,7 +14,7 @@ use super::assignment::union;
 use super::{Desired, Ledger, Observed, PodAssignment};
 use crate::cpu::{CpuSet, Topology};
 use crate::pod::{
-    Balancing, Container, ContainerKind, Entitlement, MemoryPolicy, Pod, Qos, Recognition,
+    Balancing, Container, ContainerKind, Entitlement, MemoryPolicy, Qos, Recognition, RecognizedPod,
 };
 
 pub use known::{Description, KnownPod, KnownPods};
@@ -72,9 +73,9 @@ pub struct Decisions {
 impl Decisions {
     /// Reduces the decisions to the assignments already in the ledger, for enforcement `observe`.
     /// Pinfold assigns no CPUs that it cannot enforce.
-    pub fn keep_ledger_assignments(&mut self, pods: &[Pod], ledger: &Ledger) {
+    pub fn keep_ledger_assignments(&mut self, pods: &[Arc<RecognizedPod>], ledger: &Ledger) {
         for decision in &mut self.containers {
-            let uid = pods.get(decision.pod).and_then(Pod::cgroup_uid);
+            let uid = pods.get(decision.pod).and_then(|pod| pod.cgroup_uid());
             let owned = uid.map(|uid| ledger.of(uid)).unwrap_or_default().cpus();
             if decision
                 .cpus
@@ -99,7 +100,11 @@ impl Decisions {
     ///
     /// A sidecar owns its CPUs alone, also while later init containers run. If all CPUs of the pod are taken, the init
     /// container runs on shared CPUs.
-    pub fn keep_init_containers_off_others(&mut self, pods: &[Pod], observed: &Observed) {
+    pub fn keep_init_containers_off_others(
+        &mut self,
+        pods: &[Arc<RecognizedPod>],
+        observed: &Observed,
+    ) {
         for decision in &mut self.containers {
             let (Entitlement::Inherit { .. }, Some(cpus), Some(pod)) = (
                 &decision.entitlement,

@@ -2,6 +2,7 @@
 //! kernel.
 
 use std::collections::{BTreeMap, HashMap};
+use std::sync::Arc;
 
 use super::assignment::union;
 use super::model::IDLE_CGROUP;
@@ -10,7 +11,7 @@ use crate::cpu::CpuSet;
 use crate::host::cgroup::{
     ContainerCgroup, Cpuset, Partition, PartitionKind, PodCgroup, PodSurroundings,
 };
-use crate::pod::{Container, ContainerIds, Pod};
+use crate::pod::{Container, ContainerIds, Pod, RecognizedPod};
 
 /// The cgroups as read from the kernel.
 #[derive(Debug, Clone, Default)]
@@ -97,7 +98,7 @@ pub struct Ledger {
 
 impl Observed {
     /// Matches each cgroup with its pod and container, and reads the ledger from the cgroups.
-    pub fn new(scan: Scan, pods: &[Pod]) -> (Self, Ledger) {
+    pub fn new(scan: Scan, pods: &[Arc<RecognizedPod>]) -> (Self, Ledger) {
         let mut ledger = Ledger {
             offered: scan.offered(),
             excluded: scan.lost.clone(),
@@ -165,7 +166,7 @@ impl Observed {
     }
 
     /// Matches the same cgroups with a newer list of pods. `lost` are the lost CPUs.
-    pub fn matched_again(self, lost: CpuSet, pods: &[Pod]) -> (Self, Ledger) {
+    pub fn matched_again(self, lost: CpuSet, pods: &[Arc<RecognizedPod>]) -> (Self, Ledger) {
         let scan = Scan {
             pods: self.pods.into_iter().map(|pod| pod.cgroup).collect(),
             surroundings: self.surroundings,
@@ -620,7 +621,7 @@ mod tests {
             pods: vec![cgroup],
             ..Scan::default()
         };
-        let (mut observed, _) = Observed::new(scan, std::slice::from_ref(pod));
+        let (mut observed, _) = Observed::new(scan, &crate::pod::recognized([pod.clone()]));
         observed.pods.remove(0)
     }
 

@@ -12,7 +12,9 @@ use super::{
 };
 use crate::cpu::{CpuSet, Layout, Topology};
 use crate::host::cgroup::Partition;
-use crate::pod::{self, ContainerKind, Entitlement, Pod, PodRole, Qos, ThreadEnvironment};
+use crate::pod::{
+    self, ContainerKind, Entitlement, PodRole, Qos, RecognizedPod, ThreadEnvironment,
+};
 
 /// The state of the node at a single moment.
 #[derive(Debug, Clone, Serialize)]
@@ -179,11 +181,11 @@ pub struct UnknownOwner {
 ///
 /// `threads` computes a container's thread environment from the container's assigned CPUs.
 pub fn containers(
-    pods: &[Pod],
+    pods: &[Arc<RecognizedPod>],
     topology: &Topology,
     decisions: &Decisions,
     observed: &Observed,
-    mut threads: impl FnMut(&Pod, usize, Option<&CpuSet>) -> ThreadEnvironment,
+    mut threads: impl FnMut(&RecognizedPod, usize, Option<&CpuSet>) -> ThreadEnvironment,
 ) -> Vec<ContainerState> {
     let mut states = Vec::with_capacity(decisions.containers.len());
     let by_uid: HashMap<&str, &ObservedPod> = observed
@@ -280,7 +282,7 @@ mod tests {
     use crate::cpu::{Numbering, Shape};
     use crate::host::cgroup::{ContainerCgroup, Cpuset, PodCgroup};
     use crate::pin::ObservedContainer;
-    use crate::pod::{self, Container, Policy, ThreadPolicy, thread_environment};
+    use crate::pod::{Container, Pod, Policy, ThreadPolicy, recognized, thread_environment};
 
     /// A container that another program, such as a kubelet, has put on CPUs of one NUMA node.
     #[test]
@@ -293,20 +295,21 @@ mod tests {
             threads_per_core: 1,
             numbering: Numbering::SiblingsAdjacent,
         });
-        let pod = Pod {
+        let pods = recognized([Pod {
             uid: Some("u".into()),
             containers: vec![Container {
                 name: "main".to_owned(),
                 ..Container::default()
             }],
             ..Pod::default()
-        };
+        }]);
+        let pod = &pods[0];
         let decisions = Decisions {
             containers: vec![Decision {
                 pod: 0,
                 container: 0,
-                qos: pod::qos(&pod),
-                recognition: pod::recognise(&pod),
+                qos: pod.qos(),
+                recognition: pod.recognition().clone(),
                 entitlement: Entitlement::Shared {
                     reason: String::new(),
                 },
@@ -340,10 +343,9 @@ mod tests {
                 }],
                 ..Observed::default()
             };
-            let pods = std::slice::from_ref(&pod);
-            let states = containers(pods, &topology, &decisions, &observed, |pod, index, _| {
+            let states = containers(&pods, &topology, &decisions, &observed, |pod, index, _| {
                 let (policy, threads) = (Policy::default(), ThreadPolicy::default());
-                thread_environment(pod, &pod.containers[index], &policy, &threads, None)
+                thread_environment(pod, index, &policy, &threads, None)
             });
             states[0].numa.as_ref().unwrap().to_string()
         };

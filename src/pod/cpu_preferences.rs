@@ -11,6 +11,25 @@ use crate::cpu::{CoreKinds, Cores, CpuSet, Isolated, Numa, Order, Request};
 /// The prefix of all annotations of Pinfold.
 const PREFIX: &str = "pinfold.io/";
 
+/// The annotations for preferences, without the prefix.
+const NAMES: [&str; 9] = [
+    "placement",
+    "cores",
+    "numa",
+    "isolated",
+    "core-kinds",
+    "near-devices",
+    "partition",
+    "memory",
+    "movable",
+];
+
+/// Whether an annotation says how the pod's owner wants the CPUs to be placed.
+pub(super) fn is_preference(annotation: &str) -> bool {
+    let name = annotation.strip_prefix(PREFIX);
+    name.is_some_and(|name| NAMES.contains(&name))
+}
+
 /// Preferences for the exclusive CPUs of a pod's containers. The configuration has the defaults. An annotation of
 /// the pod overrides the default of the same name.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
@@ -107,15 +126,26 @@ pub fn cpu_preferences(pod: &Pod, defaults: &CpuPreferences) -> (CpuPreferences,
         pod,
         errors: &mut errors,
     };
-    annotations.read("placement", &mut preferences.placement);
-    annotations.read("cores", &mut preferences.cores);
-    annotations.read("numa", &mut preferences.numa);
-    annotations.read("isolated", &mut preferences.isolated);
-    annotations.read("core-kinds", &mut preferences.core_kinds);
-    annotations.read("near-devices", &mut preferences.near_devices);
-    annotations.read("partition", &mut preferences.partition);
-    annotations.read("memory", &mut preferences.memory);
-    annotations.read("movable", &mut preferences.movable);
+    let [
+        placement,
+        cores,
+        numa,
+        isolated,
+        core_kinds,
+        near_devices,
+        partition,
+        memory,
+        movable,
+    ] = NAMES;
+    annotations.read(placement, &mut preferences.placement);
+    annotations.read(cores, &mut preferences.cores);
+    annotations.read(numa, &mut preferences.numa);
+    annotations.read(isolated, &mut preferences.isolated);
+    annotations.read(core_kinds, &mut preferences.core_kinds);
+    annotations.read(near_devices, &mut preferences.near_devices);
+    annotations.read(partition, &mut preferences.partition);
+    annotations.read(memory, &mut preferences.memory);
+    annotations.read(movable, &mut preferences.movable);
     (preferences, errors)
 }
 

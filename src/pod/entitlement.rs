@@ -3,10 +3,7 @@
 use serde::{Deserialize, Serialize};
 
 use super::quantity::format_cpu;
-use super::{
-    CPUS_ANNOTATION, Container, ContainerKind, Pod, Recognition, Selector, guaranteed_obstacle,
-    recognise,
-};
+use super::{CPUS_ANNOTATION, Container, ContainerKind, Pod, Recognition, RecognizedPod, Selector};
 use crate::cpu::MAX_CPU;
 
 /// The CPUs that policy grants to a container, with the reason in a sentence.
@@ -115,7 +112,7 @@ pub fn training(pod: &Pod, recognition: &Recognition, policy: &Policy) -> Traini
 /// The annotation `shared` always wins. An unknown value of the annotation counts as `shared`, since unwanted
 /// exclusive CPUs are the worse mistake. An init container inherits the CPUs of the pod's containers. Sidecars
 /// count like app containers.
-pub fn entitlement(pod: &Pod, container: &Container, policy: &Policy) -> Entitlement {
+pub fn entitlement(pod: &RecognizedPod, container: &Container, policy: &Policy) -> Entitlement {
     match decide(pod, container, policy) {
         Ok((cpus, reason)) => Entitlement::Exclusive { cpus, reason },
         Err(NotExclusive::Shared(reason)) => Entitlement::Shared { reason },
@@ -125,7 +122,7 @@ pub fn entitlement(pod: &Pod, container: &Container, policy: &Policy) -> Entitle
 
 /// Whether a container of a training pod is refused exclusive CPUs, although the pod's owner has not asked for
 /// shared CPUs. A denied container needs a warning.
-pub fn is_denied(pod: &Pod, container: &Container, policy: &Policy) -> bool {
+pub fn is_denied(pod: &RecognizedPod, container: &Container, policy: &Policy) -> bool {
     let shared = matches!(
         entitlement(pod, container, policy),
         Entitlement::Shared { .. }
@@ -136,7 +133,7 @@ pub fn is_denied(pod: &Pod, container: &Container, policy: &Policy) -> bool {
         ..policy.clone()
     };
     let training = matches!(cpus_annotation(pod), Some(CpusAnnotation::Unknown(_)))
-        || training(pod, &recognise(pod), &policy).counts;
+        || training(pod, pod.recognition(), &policy).counts;
     shared
         && training
         && !pod.finished
@@ -150,7 +147,7 @@ enum NotExclusive {
 }
 
 fn decide(
-    pod: &Pod,
+    pod: &RecognizedPod,
     container: &Container,
     policy: &Policy,
 ) -> Result<(u32, String), NotExclusive> {
@@ -176,17 +173,17 @@ fn decide(
         let reason = "an init container runs on the CPUs of the pod's other containers";
         return Err(NotExclusive::Inherit(reason.to_owned()));
     }
-    let training = training(pod, &recognise(pod), policy);
+    let training = training(pod, pod.recognition(), policy);
     if !training.counts {
         return shared(format!(
             "not a training pod: {}; if the pod trains a model, annotate it with {CPUS_ANNOTATION}=exclusive",
             training.evidence
         ));
     }
-    if let Some(obstacle) = guaranteed_obstacle(pod) {
+    if let Some(obstacle) = pod.guaranteed_obstacle() {
         return shared(format!(
             "QoS class {}, not Guaranteed: {obstacle}; set equal CPU and memory requests and limits everywhere",
-            super::qos(pod)
+            pod.qos()
         ));
     }
     let cpus = whole_cpus(pod, container).map_err(NotExclusive::Shared)?;

@@ -123,15 +123,15 @@ impl Pod {
             reported.granted.replace(&mut container.resources);
         }
 
-        Ok(Self {
+        let mut pod = Self {
             namespace: non_empty(metadata.namespace).unwrap_or_else(|| "default".to_owned()),
             name,
             uid: uid.clone().map(PodUid::from),
             api_uid: uid.map(ApiUid::from),
             mirror,
             confirmed: false,
-            labels: metadata.labels.unwrap_or_default(),
-            annotations: metadata.annotations.unwrap_or_default(),
+            labels: metadata.labels.unwrap_or_default().into(),
+            annotations: metadata.annotations.unwrap_or_default().into(),
             host_network: spec.host_network.unwrap_or_default(),
             node_keys,
             finished: matches!(status.phase.as_deref(), Some("Succeeded" | "Failed")),
@@ -139,7 +139,9 @@ impl Pod {
             containers,
             qos_reported: status.qos_class.as_deref().and_then(qos_class),
             ids: ContainerIds::NoSource,
-        })
+        };
+        pod.reduce();
+        Ok(pod)
     }
 }
 
@@ -642,6 +644,7 @@ mod tests {
                 "status": {"phase": "Running", "containerStatuses": [{"name": "main", "state": state}]},
             }));
             let policy = super::super::Policy::default();
+            let pod = super::super::RecognizedPod::from(pod);
             let main = pod.containers.first().unwrap();
             assert!(!super::super::is_denied(&pod, main, &policy));
             super::super::entitlement(&pod, main, &policy).cpus() == 0

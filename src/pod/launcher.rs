@@ -23,18 +23,16 @@ const KEYWORDS: [&str; 9] = [
     "if", "then", "elif", "else", "while", "until", "do", "{", "!",
 ];
 
-/// The launches of a container's command line. Parts of a script that only prepare or clean up are no launches.
-pub(super) fn launched(pod: &Pod, container: &Container) -> Vec<Launch> {
-    Search::of(pod, container).found
+/// What a search through a container's command line finds.
+pub(super) struct Found {
+    /// The launches. Parts of a script that only prepare or clean up are no launches.
+    pub(super) launches: Vec<Launch>,
+    /// The first program that starts other programs with a fresh environment, so that they do not get the container's
+    /// variables.
+    pub(super) fresh: Option<&'static str>,
 }
 
-/// The first program of a container's command line that starts other programs with a fresh environment, so that they
-/// do not get the container's variables.
-pub(super) fn fresh_environment(pod: &Pod, container: &Container) -> Option<&'static str> {
-    Search::of(pod, container).fresh
-}
-
-struct Search<'a> {
+pub(super) struct Search<'a> {
     pod: &'a Pod,
     container: &'a Container,
     /// The value that the script gives to [`NPROC`].
@@ -47,7 +45,8 @@ struct Search<'a> {
 // === impl Search ===
 
 impl<'a> Search<'a> {
-    fn of(pod: &'a Pod, container: &'a Container) -> Self {
+    /// Reads a container's command line.
+    pub(super) fn of(pod: &'a Pod, container: &'a Container) -> Found {
         let mut search = Self {
             pod,
             container,
@@ -56,7 +55,10 @@ impl<'a> Search<'a> {
             found: Vec::new(),
         };
         search.script(commands(&container.args), 0);
-        search
+        Found {
+            launches: search.found,
+            fresh: search.fresh,
+        }
     }
 
     fn script(&mut self, commands: Vec<SimpleCommand>, depth: usize) {

@@ -10,7 +10,7 @@
 //!    API server's form of quantities ([`quantity`]) and with requests defaulted from limits.
 //! 2. [`qos`] computes the QoS class, as the API server does. A reported class is ignored: a manifest in a directory
 //!    has no status, and a decision must not depend on the source of the pod.
-//! 3. [`recognise`] gives the pod's role in a training job, with the label, variable or argument as evidence.
+//! 3. [`RecognizedPod`] holds what follows from a pod's texts. [`recognise`] gives the pod's role in a training job, with the label, variable or argument as evidence.
 //! 4. [`entitlement`] decides whether a container gets exclusive CPUs, and the number of CPUs.
 //! 5. [`cpu_preferences`] reads how the pod's owner wants the CPUs to be placed.
 //! 6. [`thread_environment`] sizes the container's thread pools from the container's CPUs.
@@ -36,8 +36,11 @@ mod object;
 mod processes;
 mod qos;
 pub mod quantity;
+mod recognized;
+pub(crate) mod reduced;
 mod role;
 mod selector;
+mod shared;
 mod software;
 mod threads;
 mod uid;
@@ -54,9 +57,11 @@ pub use model::{Container, ContainerIds, ContainerKind, EnvSource, Pod, Qos, Res
 pub use object::PodObject;
 pub use processes::{Processes, processes};
 pub use qos::{guaranteed_obstacle, qos};
+pub use recognized::{PodList, RecognizedPod, recognized};
 pub use role::{PodRole, Recognition, job_label, recognise};
 pub use selector::{Selector, SelectorError};
-pub use software::{Software, software};
+pub use shared::Shared;
+pub use software::Software;
 pub use threads::{
     BasisOrigin, NoLimit, Profile, Rounding, ThreadBasis, ThreadEnvironment, ThreadPolicy,
     UnknownProfile, thread_environment,

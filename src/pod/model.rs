@@ -5,6 +5,7 @@ use std::fmt;
 
 use serde::Serialize;
 
+use super::shared::Shared;
 use super::uid::{ApiUid, Mirror, PodUid};
 use crate::cpu::CpuSet;
 
@@ -25,9 +26,9 @@ pub struct Pod {
     /// confirmation.
     pub confirmed: bool,
     /// Labels.
-    pub labels: BTreeMap<String, String>,
+    pub labels: Shared<BTreeMap<String, String>>,
     /// Annotations.
-    pub annotations: BTreeMap<String, String>,
+    pub annotations: Shared<BTreeMap<String, String>>,
     /// Whether the pod uses the node's own network.
     pub host_network: bool,
     /// The label keys of nodes in the pod's node selector and required node affinity.
@@ -96,13 +97,13 @@ pub struct Container {
     /// Requests and limits. A missing request defaults to the limit, as at the API server.
     pub resources: Resources,
     /// The container's environment, by name.
-    pub env: BTreeMap<String, EnvSource>,
+    pub env: Shared<BTreeMap<String, EnvSource>>,
     /// Whether `envFrom` adds variables with unknown names.
     pub env_from: bool,
     /// Image reference.
     pub image: String,
     /// `command` and `args`, joined in order.
-    pub args: Vec<String>,
+    pub args: Shared<Vec<String>>,
     /// The runtime's id, without the prefix `containerd://`, if the status has the id.
     pub runtime_id: Option<String>,
     /// The CPUs that Pinfold gave the container in its answer to CreateContainer. The container runtime remembers this set

@@ -4,7 +4,7 @@
 
 use std::num::NonZeroUsize;
 
-use super::launcher::{Launch, by_variable, launched};
+use super::launcher::{Launch, Search, by_variable};
 use super::{Container, PROCESSES_ANNOTATION, Pod};
 
 /// The number of processes that share a container's CPUs.
@@ -24,6 +24,15 @@ pub enum Processes {
     },
 }
 
+impl Default for Processes {
+    fn default() -> Self {
+        Self::Known {
+            count: NonZeroUsize::MIN,
+            evidence: None,
+        }
+    }
+}
+
 /// The number of the container's processes that compute side by side.
 ///
 /// The first source decides:
@@ -37,6 +46,15 @@ pub enum Processes {
 /// The default is a single process. Processes that only load data do not count, since loaders wait most of the
 /// time.
 pub fn processes(pod: &Pod, container: &Container) -> Processes {
+    by_launches(pod, container, Search::of(pod, container).launches)
+}
+
+/// As [`processes`], with the launches of the container's command line.
+pub(super) fn by_launches(
+    pod: &Pod,
+    container: &Container,
+    mut launches: Vec<Launch>,
+) -> Processes {
     if let Some(text) = pod.annotations.get(PROCESSES_ANNOTATION) {
         let evidence = format!("annotation {PROCESSES_ANNOTATION}={text}");
         return match text.trim().parse() {
@@ -47,7 +65,6 @@ pub fn processes(pod: &Pod, container: &Container) -> Processes {
             Err(_) => Processes::Unknown { evidence },
         };
     }
-    let mut launches = launched(pod, container);
     if launches.is_empty() {
         launches.extend(by_variable(container));
     }
@@ -69,10 +86,7 @@ pub fn processes(pod: &Pod, container: &Container) -> Processes {
             count,
             evidence: Some(evidence),
         },
-        None => Processes::Known {
-            count: NonZeroUsize::MIN,
-            evidence: None,
-        },
+        None => Processes::default(),
     }
 }
 
@@ -88,7 +102,7 @@ mod tests {
             })
         };
         let container = Container {
-            args,
+            args: args.into(),
             env: env
                 .iter()
                 .map(|&(name, text)| (name.to_owned(), value(text)))

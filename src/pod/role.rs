@@ -63,6 +63,40 @@ impl fmt::Display for PodRole {
     }
 }
 
+/// The keys of labels, and of annotations, that show a role, an index or a job.
+pub(super) const ROLE_KEYS: [&str; 30] = [
+    KUBEFLOW_TYPE,
+    KUBEFLOW_INDEX,
+    KUBEFLOW_JOB,
+    KUBEFLOW_ROLE,
+    OPERATOR,
+    COMPLETION_INDEX,
+    JOBSET_NAME,
+    JOBSET_JOB,
+    JOBSET_INDEX,
+    TRAINER_STEP,
+    "replica-type",
+    "group-name",
+    "replica-index",
+    "job-name",
+    "tf-job-name",
+    "tf-replica-type",
+    "tf-replica-index",
+    VOLCANO_TASK,
+    "volcano.sh/task-index",
+    "volcano.sh/job-name",
+    LWS_INDEX,
+    "leaderworkerset.sigs.k8s.io/name",
+    "ray.io/node-type",
+    "ray.io/cluster",
+    "spark-role",
+    "spark-exec-id",
+    "spark-app-name",
+    "name",
+    "job",
+    "task",
+];
+
 /// A pod's role, and the evidence.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct Recognition {
@@ -117,6 +151,11 @@ const COMPLETION_INDEX: &str = "batch.kubernetes.io/job-completion-index";
 const JOBSET_NAME: &str = "jobset.sigs.k8s.io/jobset-name";
 const JOBSET_JOB: &str = "jobset.sigs.k8s.io/replicatedjob-name";
 const JOBSET_INDEX: &str = "jobset.sigs.k8s.io/job-index";
+const VOLCANO_TASK: &str = "volcano.sh/task-spec";
+const LWS_INDEX: &str = "leaderworkerset.sigs.k8s.io/worker-index";
+
+/// The label with the name of the operator that made the pod.
+pub(super) const OPERATOR: &str = "training.kubeflow.org/operator-name";
 const TRAINER_STEP: &str = "trainer.kubeflow.org/trainjob-ancestor-step";
 
 fn training_operator(pod: &Pod) -> Option<Recognition> {
@@ -149,7 +188,7 @@ fn first_tfjob(pod: &Pod) -> Option<Recognition> {
 }
 
 fn volcano(pod: &Pod) -> Option<Recognition> {
-    let key = "volcano.sh/task-spec";
+    let key = VOLCANO_TASK;
     let (value, noun) = label(pod, key).map(|value| (value, "label")).or_else(|| {
         pod.annotations
             .get(key)
@@ -202,7 +241,7 @@ fn mpi(pod: &Pod) -> Option<Recognition> {
 }
 
 fn leader_worker_set(pod: &Pod) -> Option<Recognition> {
-    let key = "leaderworkerset.sigs.k8s.io/worker-index";
+    let key = LWS_INDEX;
     let index = label(pod, key)?;
     let role = if index == "0" {
         PodRole::Chief
@@ -263,9 +302,8 @@ fn plain_manifest(pod: &Pod) -> Option<Recognition> {
     })
 }
 
-/// The label that selects all pods of the pod's job, if the job is known by a label.
-pub fn job_label(pod: &Pod) -> Option<(&'static str, &str)> {
-    let job = recognise(pod).job?;
+/// The label that selects all pods of a job, if the pod belongs to the job by a label.
+pub fn job_label<'a>(pod: &'a Pod, job: &str) -> Option<(&'static str, &'a str)> {
     let keys = [
         KUBEFLOW_JOB,
         "tf-job-name",
@@ -277,11 +315,12 @@ pub fn job_label(pod: &Pod) -> Option<(&'static str, &str)> {
         "spark-app-name",
         "name",
     ];
-    keys.into_iter().find_map(|key| {
-        label(pod, key)
-            .filter(|value| *value == job)
-            .map(|value| (key, value))
-    })
+    let found = keys.into_iter().find_map(|key| {
+        let value = label(pod, key).filter(|value| *value == job)?;
+        Some((key, value))
+    });
+    // Only now are the pod's texts read: most pods of a node belong to other jobs.
+    found.filter(|_| recognise(pod).job.as_deref() == Some(job))
 }
 
 /// A recognition by a label of the pod.
@@ -407,7 +446,9 @@ fn useless_tf_config(pod: &Pod) -> String {
     let name = &container.name;
     match source {
         EnvSource::Reference => {
-            format!("a TF_CONFIG with valueFrom in container {name}, which Pinfold can't read")
+            format!(
+                "a TF_CONFIG in container {name} that Pinfold can't read, because it comes from valueFrom or is longer than 16 KiB"
+            )
         }
         EnvSource::Value(text) if parse_with_references(text).is_none() => {
             format!("a TF_CONFIG in container {name} that is no valid JSON")

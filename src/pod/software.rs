@@ -4,9 +4,9 @@
 use serde::Serialize;
 
 use super::command::words;
-use super::role::option;
+use super::role::{OPERATOR, option};
 use super::variables::{TF_CONFIG, TORCHRUN};
-use super::{Container, Pod, PodRole, recognise};
+use super::{Container, Pod, PodRole, Recognition};
 
 /// The machine learning software of a container.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize)]
@@ -33,12 +33,9 @@ const READS_VARIABLES: (u32, u32) = (1, 14);
 
 /// The software of a container. The evidence is the command line, the environment, the operator's label, the
 /// container name that the operator requires, and the image.
-pub fn software(pod: &Pod, container: &Container) -> Software {
+pub(super) fn software(pod: &Pod, recognition: &Recognition, container: &Container) -> Software {
     let words = words(&container.args);
-    let operator = pod
-        .labels
-        .get("training.kubeflow.org/operator-name")
-        .map(String::as_str);
+    let operator = pod.labels.get(OPERATOR).map(String::as_str);
     let has_variable = |name: &str| container.env.contains_key(name);
     let image = container.image.split('@').next().unwrap_or_default();
     let image = image
@@ -62,11 +59,11 @@ pub fn software(pod: &Pod, container: &Container) -> Software {
         || operator == Some("tfjob-controller")
         || container.name == "tensorflow"
         || image.contains("tensorflow")
-        || runs("run.sh") && matches!(recognise(pod).role, PodRole::Ps | PodRole::Worker);
+        || runs("run.sh") && matches!(recognition.role, PodRole::Ps | PodRole::Worker);
     if tensorflow {
         let before_variables = version(&image).map(|version| version < READS_VARIABLES);
         let member = matches!(
-            recognise(pod).role,
+            recognition.role,
             PodRole::Ps | PodRole::Worker | PodRole::Chief | PodRole::Evaluator
         );
         return Software::Tensorflow {
@@ -111,7 +108,7 @@ mod tests {
         let container = Container {
             name: "main".to_owned(),
             image: image.to_owned(),
-            args: vec![command.to_owned()],
+            args: vec![command.to_owned()].into(),
             env: variables.iter().map(value).collect(),
             ..Container::default()
         };
@@ -119,7 +116,7 @@ mod tests {
             containers: vec![container.clone()],
             ..Pod::default()
         };
-        software(&pod, &container)
+        software(&pod, &crate::pod::recognise(&pod), &container)
     }
 
     #[test]

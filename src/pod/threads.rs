@@ -46,12 +46,11 @@ use std::str::FromStr;
 
 use serde::{Deserialize, Serialize};
 
-use super::launcher::fresh_environment;
-use super::processes::{Processes, processes};
+use super::processes::Processes;
 use super::variables::{GRPC_QUEUES, GRPC_THREADS, INTER, INTRA, OMP};
 use super::{
-    Container, ContainerKind, EnvSource, PROCESSES_ANNOTATION, Pod, PodRole, Policy, Software,
-    THREADS_ANNOTATION, recognise, software, training,
+    Container, ContainerKind, EnvSource, PROCESSES_ANNOTATION, Pod, PodRole, Policy, RecognizedPod,
+    Software, THREADS_ANNOTATION, training,
 };
 use crate::cpu::{CpuSet, Topology};
 use crate::text::counted;
@@ -314,14 +313,14 @@ impl ThreadEnvironment {
 /// Only app containers get variables, and only in training pods or in pods whose annotation names a profile.
 /// Variables of the container stay. `envFrom` hides names, so a container with `envFrom` gets no variables.
 pub fn thread_environment(
-    pod: &Pod,
-    container: &Container,
+    pod: &RecognizedPod,
+    index: usize,
     policy: &Policy,
     threads: &ThreadPolicy,
     basis: Option<ThreadBasis>,
 ) -> ThreadEnvironment {
-    let software = software(pod, container);
-    match decide(pod, container, policy, threads, basis) {
+    let software = pod.software(index);
+    match decide(pod, index, policy, threads, basis) {
         Ok(environment) => ThreadEnvironment {
             software,
             ..environment
@@ -334,12 +333,15 @@ pub fn thread_environment(
 }
 
 fn decide(
-    pod: &Pod,
-    container: &Container,
+    pod: &RecognizedPod,
+    index: usize,
     policy: &Policy,
     threads: &ThreadPolicy,
     basis: Option<ThreadBasis>,
 ) -> Result<ThreadEnvironment, String> {
+    let missing = Container::default();
+    let container = pod.containers.get(index).unwrap_or(&missing);
+    let program = pod.program(index).cloned().unwrap_or_default();
     if container.kind != ContainerKind::App {
         return Err("only the pod's app containers get thread counts".to_owned());
     }
@@ -359,7 +361,7 @@ fn decide(
                 .into(),
         );
     }
-    let (processes, shared_by) = match processes(pod, container) {
+    let (processes, shared_by) = match program.processes {
         Processes::Known { count, evidence } => (count.get(), evidence),
         Processes::Unknown { evidence } => {
             return Err(format!(
@@ -383,7 +385,7 @@ fn decide(
         expected_threads: expected(profile, &sizes, container, processes),
         cpus: Some(basis.cpus),
         software: Software::Unknown,
-        caution: caution(pod, container).filter(|_| !variables.is_empty()),
+        caution: program.fresh.map(caution).filter(|_| !variables.is_empty()),
         variables,
         kept,
         reason: format!("profile {profile}, by {by}: {from}{divided}"),
@@ -392,7 +394,7 @@ fn decide(
 
 /// The container's profile, and the reason for the choice.
 fn profile(
-    pod: &Pod,
+    pod: &RecognizedPod,
     policy: &Policy,
     threads: &ThreadPolicy,
 ) -> Result<(Profile, String), String> {
@@ -402,8 +404,8 @@ fn profile(
             .map_err(|unknown| format!("annotation {THREADS_ANNOTATION}: {unknown}"))?;
         return Ok((profile, format!("annotation {THREADS_ANNOTATION}")));
     }
-    let recognition = recognise(pod);
-    let training = training(pod, &recognition, policy);
+    let recognition = pod.recognition();
+    let training = training(pod, recognition, policy);
     if !training.counts {
         return Err(format!("not a training pod: {}", training.evidence));
     }
@@ -528,15 +530,15 @@ fn numexpr(sizes: &PoolSizes, container: &Container) -> Option<usize> {
 }
 
 /// Why the variables may not reach the programs that compute.
-fn caution(pod: &Pod, container: &Container) -> Option<String> {
-    Some(match fresh_environment(pod, container)? {
+fn caution(fresh: &'static str) -> String {
+    match fresh {
         "sshd" => "programs that sshd starts, such as the ranks of MPI, do not get these variables: pass them on with \
                    mpirun -x NAME=VALUE, or with SetEnv in sshd_config"
             .to_owned(),
         program => format!(
             "programs that {program} starts get a fresh environment without these variables: set them there, too"
         ),
-    })
+    }
 }
 
 /// The number of pool threads in all processes. The sizes of TensorFlow's own pools add up. For OpenMP, the sizes

@@ -296,7 +296,8 @@ fn is_in_place(environment: &ThreadEnvironment, there: &BTreeMap<String, String>
 mod tests {
     use super::*;
     use crate::pod::{
-        Container, EnvSource, Pod, Policy, ThreadBasis, ThreadPolicy, thread_environment,
+        Container, EnvSource, Pod, Policy, RecognizedPod, ThreadBasis, ThreadPolicy,
+        thread_environment,
     };
 
     /// The environment of a worker with exclusive CPUs and variables of its own.
@@ -319,8 +320,8 @@ mod tests {
         };
         let basis = ThreadBasis::exclusive(cpus, cpus, 1);
         thread_environment(
-            &pod,
-            &container,
+            &pod.into(),
+            0,
             &Policy::default(),
             &ThreadPolicy::default(),
             Some(basis),
@@ -513,10 +514,9 @@ mod tests {
 
     #[test]
     fn without_an_expected_number_only_oversubscription_counts() {
-        let container = Container::default();
         let none = thread_environment(
-            &Pod::default(),
-            &container,
+            &RecognizedPod::default(),
+            0,
             &Policy::default(),
             &ThreadPolicy::default(),
             None,

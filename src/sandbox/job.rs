@@ -370,10 +370,11 @@ mod tests {
         for (mode, expected) in [(Mode::Shared, 0), (Mode::Pinned, 7)] {
             let pods = pods(&setting, mode, 1).unwrap();
             let owed = |pod: &Pod| -> u32 {
+                let pod = pod::RecognizedPod::from(pod.clone());
                 let policy = Policy::default();
                 pod.containers
                     .iter()
-                    .map(|container| pod::entitlement(pod, container, &policy))
+                    .map(|container| pod::entitlement(&pod, container, &policy))
                     .map(|entitlement| Entitlement::cpus(&entitlement))
                     .sum()
             };

@@ -14,7 +14,7 @@ use pinfold::metrics::{Format, Sources};
 use pinfold::pin::snapshot::ContainerState;
 use pinfold::pin::{Enforcement, EnforcementCause, Snapshot};
 use pinfold::pod::{
-    Container, ContainerKind, Entitlement, Pod, PodRole, Policy, Qos, ThreadPolicy,
+    ContainerKind, Entitlement, PodRole, Policy, Qos, RecognizedPod, ThreadPolicy,
     thread_environment,
 };
 
@@ -129,13 +129,7 @@ pub(crate) fn state(pod: &str, cgroup: &str, cpus: &CpuSet) -> ContainerState {
         api_uid: None,
         cgroup: Some(cgroup.to_owned()),
         running: true,
-        threads: thread_environment(
-            &Pod::default(),
-            &Container::default(),
-            &policy,
-            &threads,
-            None,
-        ),
+        threads: thread_environment(&RecognizedPod::default(), 0, &policy, &threads, None),
         injected: None,
         required: false,
         note: None,

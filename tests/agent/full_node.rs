@@ -1,13 +1,15 @@
-//! Synchronize on a full node: 1,000 containers with the variables of 500 services each.
+//! A full node: Synchronize with 1,000 containers and the variables of 500 services each, and pods with long texts.
 
 use std::ops::Range;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use pinfold::nri::{Container, PodSandbox};
 use prost::Message;
 use prost::encoding::encode_varint;
+use serde_json::json;
 
-use crate::agent::{Agent, Settings};
+use crate::agent::{Agent, Settings, in_force};
+use crate::api;
 use crate::kernel::kernel_tests;
 use crate::runtime::{Socket, Synchronize};
 
@@ -168,5 +170,79 @@ fn service_variables_are_dropped_while_synchronize_is_read() {
     );
     assert!(grown < MOST_MEMORY, "{} MiB more", grown >> 20);
     drop(link);
+    agent.stop();
+}
+
+/// A pod of the API with long texts, as its author may write them.
+fn wordy(name: &str, containers: usize, bytes: usize) -> serde_json::Value {
+    let mut pod = api::pod(name, api::NODE);
+    let main = pod["spec"]["containers"][0].clone();
+    let containers = (0..containers).map(|number| {
+        let mut container = main.clone();
+        container["name"] = json!(format!("main{number}"));
+        let script = format!("{} python train.py", "word ".repeat(bytes / 5));
+        container["args"] = json!(["sh", "-c", script]);
+        container["env"] = json!([{"name": "TEXT", "value": "v".repeat(bytes)}]);
+        container
+    });
+    pod["spec"]["containers"] = containers.collect();
+    pod["metadata"]["annotations"] = json!({"example.com/text": "a".repeat(bytes)});
+    pod["metadata"]["labels"] = json!({"app": "wordy"});
+    pod.as_object_mut().unwrap().remove("status");
+    pod
+}
+
+/// The agent's container has 128 MiB. Six copies of each text would be 72 MiB here.
+#[test]
+fn the_texts_of_a_full_node_s_pods_fit_into_memory() {
+    let Some(kernel) = kernel_tests() else { return };
+    let (tree, cluster) = (kernel.tree(), api::Cluster::new());
+    let agent = cluster.settings(&tree, &kernel).start();
+    agent.eventually("the agent has the first list", |status| {
+        status["cluster"]["complete"] == true
+    });
+    let before = memory(&agent, "VmRSS");
+    for number in 0..250 {
+        cluster.put(&wordy(&format!("wordy-{number}"), 1, 16 << 10));
+    }
+    agent.eventually("all pods are known", |status| {
+        status["containers"].as_array().map(Vec::len) == Some(250)
+    });
+    api::two_reconciles(&agent);
+    let (now, most) = (memory(&agent, "VmRSS"), memory(&agent, "VmHWM"));
+    println!(
+        "250 pods with 48 KiB of texts each: {} MiB before, {} MiB now, {} MiB at most",
+        before >> 20,
+        now >> 20,
+        most >> 20
+    );
+    assert!(now < before + (32 << 20), "{} MiB", now >> 20);
+    agent.stop();
+}
+
+/// With one pod whose author wrote 1.2 MB of arguments, the other pods are served as usual.
+#[test]
+fn the_texts_of_one_pod_delay_no_other_pod() {
+    let Some(kernel) = kernel_tests() else { return };
+    let (mut tree, cluster) = (kernel.tree(), api::Cluster::new());
+    let agent = cluster.settings(&tree, &kernel).start();
+    agent.eventually("the agent has the first list", |status| {
+        status["cluster"]["complete"] == true
+    });
+    cluster.put(&wordy("wordy", 100, 12_000));
+    agent.eventually("the pod is known", |status| {
+        status["containers"].as_array().map(Vec::len) == Some(100)
+    });
+    let start = Instant::now();
+    cluster.put(&api::pod("worker-0", api::NODE));
+    let cgroup = tree.pod("", "worker-0-uid");
+    let main = tree.container(&cgroup, "main1");
+    tree.start(&main);
+    agent.eventually("the worker is pinned", |status| {
+        in_force(status, "worker-0")
+    });
+    let took = start.elapsed();
+    println!("pinned after {took:.1?}");
+    assert!(took < Duration::from_secs(2), "{took:.1?}");
     agent.stop();
 }

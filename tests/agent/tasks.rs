@@ -46,20 +46,19 @@ fn start(
 
 /// The environment of a worker with the given number of exclusive CPUs.
 fn environment(cpus: usize) -> ThreadEnvironment {
-    let container = Container::default();
     let label = (
         "training.kubeflow.org/replica-type".to_owned(),
         "worker".to_owned(),
     );
     let pod = Pod {
         labels: [label].into(),
-        containers: vec![container.clone()],
+        containers: vec![Container::default()],
         ..Pod::default()
     };
     let basis = Some(ThreadBasis::exclusive(cpus, cpus, 1));
     thread_environment(
-        &pod,
-        &container,
+        &pod.into(),
+        0,
         &Policy::default(),
         &ThreadPolicy::default(),
         basis,

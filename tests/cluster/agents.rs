@@ -118,9 +118,9 @@ impl Agent {
         agent.pod_tasks.spawn(async move {
             let mut cache = PodCache::default();
             while let Some(event) = events.recv().await {
-                cache.take(event);
+                cache.take(&event);
                 if cache.is_complete() {
-                    pods.send_replace(Some(RunningPod::among(&cache.pods())));
+                    pods.send_replace(Some(RunningPod::among(cache.pods())));
                 }
             }
         });

@@ -4,7 +4,8 @@ use std::collections::BTreeMap;
 use std::fs;
 
 use pinfold::pod::{
-    Policy as EntitlementPolicy, Selector, ThreadBasis, ThreadPolicy, parse, thread_environment,
+    Policy as EntitlementPolicy, RecognizedPod, Selector, ThreadBasis, ThreadPolicy, parse,
+    thread_environment,
 };
 use proptest::prelude::*;
 use serde_json::{Value, json};
@@ -62,11 +63,11 @@ fn computed(pod: &Value) -> Vec<BTreeMap<String, String>> {
         ..EntitlementPolicy::default()
     };
     let threads = ThreadPolicy::default();
-    let each = pods[0].containers.iter().map(|container| {
-        let is_shared =
-            pods[0].containers.len() > 1 && container.resources.cpu_limit.unwrap_or(0) == 0;
-        let basis = ThreadBasis::of_quota(&pods[0], container, &threads).filter(|_| !is_shared);
-        thread_environment(&pods[0], container, &policy, &threads, basis).variables
+    let pod = RecognizedPod::from(pods[0].clone());
+    let each = pod.containers.iter().enumerate().map(|(index, container)| {
+        let is_shared = pod.containers.len() > 1 && container.resources.cpu_limit.unwrap_or(0) == 0;
+        let basis = ThreadBasis::of_quota(&pod, container, &threads).filter(|_| !is_shared);
+        thread_environment(&pod, index, &policy, &threads, basis).variables
     });
     each.collect()
 }

@@ -14,7 +14,7 @@ use pinfold::metrics::{
 use pinfold::pin::snapshot::ContainerState;
 use pinfold::pin::{Enforcement, EnforcementCause, Snapshot};
 use pinfold::pod::{
-    Container, ContainerKind, Entitlement, Pod, PodRole, Policy, Qos, ThreadPolicy,
+    ContainerKind, Entitlement, PodRole, Policy, Qos, RecognizedPod, ThreadPolicy,
     thread_environment,
 };
 
@@ -102,10 +102,9 @@ fn container(root: &Path, name: &str, role: PodRole, own: Option<&str>) -> Conta
             reason: "not a training pod".to_owned(),
         },
     };
-    let (of, none) = (Pod::default(), Container::default());
     let mut threads = thread_environment(
-        &of,
-        &none,
+        &RecognizedPod::default(),
+        0,
         &Policy::default(),
         &ThreadPolicy::default(),
         None,

@@ -6,15 +6,15 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::rc::Rc;
 use std::sync::Arc;
 
-use pinfold::agent::PodSource;
 use pinfold::agent::pass_state::PodStore;
+use pinfold::agent::{PodKey, PodSource, PodsChange, PodsUpdate};
 use pinfold::cpu::TopologyFacts;
 use pinfold::cpu::{CpuSet, Numbering, Placer, Shape as Machine, Topology};
 use pinfold::host::cgroup::{PartitionKind as Made, PodCgroup};
 use pinfold::pin::decide::{DecisionInput, Decisions, decide};
 use pinfold::pin::{AssignmentRecord, Enforcement, Ledger, Observed, Reason, Step, plan};
 use pinfold::pod::{
-    Container, ContainerIds, ContainerKind, CpuPreferences, Pod, Policy, Resources,
+    Container, ContainerIds, ContainerKind, CpuPreferences, Pod, PodList, Policy, Resources,
 };
 
 use super::kernel::{
@@ -115,7 +115,7 @@ pub(crate) struct Setup {
 /// The steps of a plan, with the pods, the observed state, the ledger and the decisions that led to the steps.
 pub(crate) struct Planned {
     pub(crate) steps: Vec<Step>,
-    pub(crate) pods: Vec<Pod>,
+    pub(crate) pods: PodList,
     pub(crate) observed: Observed,
     pub(crate) ledger: Ledger,
     pub(crate) decisions: Decisions,
@@ -272,19 +272,27 @@ impl Setup {
     }
 
     /// The pods that the API describes.
-    pub(crate) fn described(&self, world: &World) -> Vec<Pod> {
+    pub(crate) fn described(&self, world: &World) -> PodsUpdate {
         let known = world
             .pods
             .iter()
             .enumerate()
             .filter(|(_, state)| state.known);
-        known.map(|(index, state)| self.pod(index, state)).collect()
+        let pods = known.map(|(index, state)| {
+            let pod = self.pod(index, state);
+            (PodKey::of_api(&pod), Arc::new(pod))
+        });
+        PodsUpdate {
+            source: PodSource::Api,
+            change: Some(PodsChange::Listed(pods.collect())),
+            errors: Vec::new(),
+        }
     }
 
     /// A store with the pods of the API.
     pub(crate) fn store(&self, world: &World) -> PodStore {
         let mut store = Self::store_without_list();
-        store.pods(PodSource::Api, self.described(world), Vec::new());
+        store.take_pods(self.described(world));
         store
     }
 

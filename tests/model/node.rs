@@ -5,6 +5,7 @@ use std::cell::RefCell;
 use std::collections::{BTreeMap, HashSet};
 use std::path::PathBuf;
 use std::rc::Rc;
+use std::sync::Arc;
 use std::time::Duration;
 
 use pinfold::agent::pass;
@@ -15,7 +16,7 @@ use pinfold::host::cgroup::{CgroupError, Cpuset, PodCgroup, PodSurroundings};
 use pinfold::metrics::AgentMetrics;
 use pinfold::pin::decide::DecisionInput;
 use pinfold::pin::{AppliedStep, Enforcement, Ledger, Reason, Step, StepOutcome as Real};
-use pinfold::pod::{CpuPreferences, Pod, Policy};
+use pinfold::pod::{CpuPreferences, Policy, RecognizedPod};
 
 use super::agent::{Held, Outcome, Planned, Setup, World};
 use super::events::Event;
@@ -424,7 +425,7 @@ impl PassNode for ModelNode<'_> {
 
     fn decision_input<'a>(
         &'a self,
-        pods: &'a [Pod],
+        pods: &'a [Arc<RecognizedPod>],
         here: &'a HashSet<&'a str>,
     ) -> DecisionInput<'a> {
         DecisionInput {

@@ -5,7 +5,7 @@ use std::fmt;
 
 use pinfold::agent::pass_model::{PassEnd, PassResult, PassScope, RuntimeRequest};
 use pinfold::agent::pass_state::{PassState, PodStore};
-use pinfold::agent::{PodSource, RuntimePod, RuntimeUpdate};
+use pinfold::agent::{RuntimePod, RuntimeUpdate};
 use pinfold::cpu::CpuSet;
 use pinfold::pin::{DriftCause, Ledger, Observed, PodAssignment};
 use pinfold::pod::{ContainerIds, ContainerKind, Entitlement};
@@ -221,7 +221,7 @@ impl<'a> Agent<'a> {
         } else {
             Setup::store_without_list()
         };
-        store.runtime(self.all_of_runtime());
+        store.take_runtime(self.all_of_runtime());
         store
     }
 
@@ -236,10 +236,12 @@ impl<'a> Agent<'a> {
     fn tell(&mut self, pod: usize) {
         let uid = pod.to_string();
         let Some(told) = self.runtime_pod(pod) else {
-            return self.state.pods.runtime(RuntimeUpdate::Gone(uid));
+            return self.state.pods.take_runtime(RuntimeUpdate::Gone(uid));
         };
         let is_new = told.pod.containers.is_empty();
-        self.state.pods.runtime(RuntimeUpdate::Pod(Box::new(told)));
+        self.state
+            .pods
+            .take_runtime(RuntimeUpdate::Pod(Box::new(told)));
         if is_new {
             self.setup
                 .read_new_pod(&mut self.world, &mut self.state, &uid);
@@ -456,11 +458,9 @@ impl<'a> Agent<'a> {
 
     /// The API reports the described pods.
     fn describe(&mut self) {
-        if !self.has_list {
-            return;
+        if self.has_list {
+            self.state.pods.take_pods(self.setup.described(&self.world));
         }
-        let pods = self.setup.described(&self.world);
-        self.state.pods.pods(PodSource::Api, pods, Vec::new());
     }
 
     fn happen(&mut self, event: Event) {

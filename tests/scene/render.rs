@@ -489,6 +489,7 @@ fn the_agent_knows_the_pods_and_pins_them() {
             known.index.map(|index| index.to_string()).as_deref(),
             labels["task"].as_str()
         );
+        let pod = pod::RecognizedPod::from(pod);
         let granted = pod::entitlement(&pod, &pod.containers[0], &Policy::default());
         assert!(
             matches!(granted, Entitlement::Exclusive { cpus: n, .. } if n.to_string() == cpus.to_string()),

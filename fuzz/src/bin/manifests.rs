@@ -8,7 +8,7 @@ use libfuzzer_sys::fuzz_target;
 use pinfold::cpu::{CpuSet, MAX_CPU};
 use pinfold::pod::{
     Container, ContainerKind, CpuPreferences, Entitlement, NoLimit, Pod, Policy, Processes,
-    Profile, Qos, Rounding, ThreadBasis, ThreadPolicy, cpu_preferences, entitlement,
+    Profile, Qos, RecognizedPod, Rounding, ThreadBasis, ThreadPolicy, cpu_preferences, entitlement,
     guaranteed_obstacle, parse, processes, qos, recognise, thread_environment, training,
 };
 use pinfold_fuzz::{says_why, text};
@@ -59,6 +59,7 @@ fuzz_target!(|data: &[u8]| {
 });
 
 fn check(pod: &Pod) {
+    let pod = &RecognizedPod::from(pod.clone());
     assert!(!pod.namespace.is_empty());
     assert_eq!(
         qos(pod) == Qos::Guaranteed,
@@ -69,7 +70,7 @@ fn check(pod: &Pod) {
     assert_eq!(wanted.request(3, &CpuSet::new()).cpus, 3);
     let recognition = recognise(pod);
     assert!(!recognition.evidence.is_empty());
-    for container in &pod.containers {
+    for (index, container) in pod.containers.iter().enumerate() {
         assert!(
             pod.container(&container.name)
                 .is_some_and(|named| named.name == container.name)
@@ -86,7 +87,7 @@ fn check(pod: &Pod) {
                     (cpus > 0).then(|| ThreadBasis::exclusive(cpus, cpus.div_ceil(2), 1));
                 let quota = ThreadBasis::of_quota(pod, container, threads);
                 for basis in [exclusive, quota, quota.map(|basis| basis.at_most(8))] {
-                    check_threads(pod, container, policy, threads, basis);
+                    check_threads(pod, index, policy, threads, basis);
                 }
             }
         }
@@ -109,13 +110,14 @@ fn check_entitlement(pod: &Pod, container: &Container, policy: &Policy, granted:
 }
 
 fn check_threads(
-    pod: &Pod,
-    container: &Container,
+    pod: &RecognizedPod,
+    index: usize,
     policy: &Policy,
     threads: &ThreadPolicy,
     basis: Option<ThreadBasis>,
 ) {
-    let environment = thread_environment(pod, container, policy, threads, basis);
+    let container = &pod.containers[index];
+    let environment = thread_environment(pod, index, policy, threads, basis);
     assert!(!environment.reason.is_empty());
     assert!(environment.variables.iter().all(|(name, value)| {
         !name.is_empty() && !value.is_empty() && !container.env.contains_key(name)

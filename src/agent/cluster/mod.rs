@@ -1,7 +1,7 @@
 //! The agent's side of the Kubernetes API: whether the API is used, the agent's identity, and the tasks that use the API.
 //!
 //! ```text
-//!                     ┌─ follow ── PodsEvent ──> pods::take ── AgentEvent::Pods ──> reconciler
+//!                     ┌─ follow ── PodsEvent ──> pods::take ── one changed pod ──> reconciler
 //!  ClusterContext ────┤                              └── ClusterLink (the API's state for /status, /readyz and /metrics)
 //!                     ├─ Recorder <── EventDetails ── news::tell <── Snapshot ── reconciler
 //!                     └─ Scenes: this Node's labels and claims, by the ScenePlans
@@ -139,7 +139,7 @@ impl ClusterContext {
         snapshots: watch::Receiver<Option<Arc<Snapshot>>>,
         stop: &CancellationToken,
     ) -> ApiTasks {
-        let (pods, known) = watch::channel::<ApiPods>(None);
+        let (pods, known) = watch::channel(ApiPods::default());
         let (running, running_pods) = watch::channel(None);
         let (place, state) = Scenes::new(
             self.api.clone(),

@@ -1,12 +1,10 @@
 //! The values that the tasks of the Kubernetes API share, and the rules for the agent's names.
 
-use std::sync::Arc;
-
 use serde::{Deserialize, Serialize};
 
 use crate::cluster::Api;
 use crate::cluster::connect;
-use crate::pod::Pod;
+use crate::cluster::pods::PodCache;
 
 /// The longest name of a namespace, in characters.
 const LONGEST_NAMESPACE: usize = 63;
@@ -24,8 +22,8 @@ pub enum AutoSwitch {
     Never,
 }
 
-/// This node's pods, as the API server lists them; `None` before the first list.
-pub type ApiPods = Option<Arc<[Pod]>>;
+/// This node's pods, as the API server describes them. Incomplete before the first list.
+pub type ApiPods = PodCache;
 
 /// The connection to the API, and the agent's identity in the cluster. Cheap to clone.
 #[derive(Debug, Clone)]

@@ -32,9 +32,13 @@ pub(super) async fn tell(
             changed = snapshots.changed() => changed.is_err(),
         };
         let snapshot = snapshots.borrow_and_update().clone();
-        let pods = pods.borrow().clone();
-        if let (Some(snapshot), Some(pods)) = (snapshot, pods) {
-            for news in reported.note(&snapshot, &pods) {
+        if let Some(snapshot) = snapshot {
+            let news = {
+                let pods = pods.borrow();
+                let known = pods.is_complete().then(|| reported.note(&snapshot, &pods));
+                known.unwrap_or_default()
+            };
+            for news in news {
                 tracing::debug!(
                     "Event on {}/{}: {} {}",
                     news.namespace,
@@ -82,13 +86,13 @@ struct EventContent {
 
 impl ReportedStates {
     /// The Events that follow from a snapshot. `pods` are the API server's pods: an Event needs an API object.
-    pub(super) fn note(&mut self, snapshot: &Snapshot, pods: &[Pod]) -> Vec<EventDetails> {
+    pub(super) fn note(&mut self, snapshot: &Snapshot, pods: &ApiPods) -> Vec<EventDetails> {
         // An agent that only observes sends no Events.
         if snapshot.enforcement == Enforcement::Observe {
             return Vec::new();
         }
-        let by_name: BTreeMap<(&str, &str), &Pod> = pods
-            .iter()
+        let by_name: BTreeMap<(&str, &str), &Arc<Pod>> = pods
+            .pods()
             .map(|pod| ((pod.namespace.as_str(), pod.name.as_str()), pod))
             .collect();
         // In a pod with exclusive CPUs, a policy refusal of the remaining containers is intended and causes no Event.

@@ -42,13 +42,8 @@ async fn follow<F: Future<Output = Result<Option<ApiUid>, Failure>>>(
     let (mut backoff, mut jitter) = (Backoff::new(FIRST_WAIT, BETWEEN), Jitter::default());
     loop {
         let is_new = |pods: &ApiPods| {
-            let mirrors = pods
-                .iter()
-                .flat_map(|pods| pods.iter())
-                .filter_map(|pod| pod.mirror.as_ref());
-            mirrors
-                .into_iter()
-                .any(|mirror| Some(&mirror.node) != known.as_ref())
+            let mut mirrors = pods.pods().filter_map(|pod| pod.mirror.as_ref());
+            mirrors.any(|mirror| Some(&mirror.node) != known.as_ref())
         };
         if pods.wait_for(is_new).await.is_err() {
             return Ok(());
@@ -90,10 +85,12 @@ async fn follow<F: Future<Output = Result<Option<ApiUid>, Failure>>>(
 #[cfg(test)]
 mod tests {
     use std::cell::Cell;
+    use std::sync::Arc;
 
     use tokio::time::Instant;
 
     use super::*;
+    use crate::cluster::pods::PodsEvent;
     use crate::pod::{Mirror, Pod};
 
     #[tokio::test(start_paused = true)]
@@ -102,13 +99,12 @@ mod tests {
             uid: "hash".into(),
             node: "node-uid".into(),
         });
-        let pods: ApiPods = Some(
-            [Pod {
-                mirror,
-                ..Pod::default()
-            }]
-            .into(),
-        );
+        let mut pods = ApiPods::default();
+        pods.take(&PodsEvent::Applied(Arc::new(Pod {
+            mirror,
+            api_uid: Some("uid".into()),
+            ..Pod::default()
+        })));
         let (_sender, pods) = watch::channel(pods);
         let (reconciler, mut received) = mpsc::channel(1);
         let requests = Cell::new(0);

@@ -86,12 +86,9 @@ pub(in crate::agent) async fn resolve(
 
 /// The label that selects a job's pods, taken from a local pod of the job.
 fn label(pods: &ApiPods, (namespace, job): &JobKey) -> Option<(String, String)> {
-    let mut of_job = pods
-        .iter()
-        .flat_map(|pods| pods.iter())
-        .filter(|pod| pod.namespace == *namespace);
-    of_job.find_map(|pod| {
-        let (key, value) = pod::job_label(pod).filter(|(_, value)| value == job)?;
+    let mut in_namespace = pods.pods().filter(|pod| pod.namespace == *namespace);
+    in_namespace.find_map(|pod| {
+        let (key, value) = pod::job_label(pod, job)?;
         Some((key.to_owned(), value.to_owned()))
     })
 }

@@ -1,5 +1,6 @@
 //! [`take`]: passes the API server's reports about the node's pods to the reconciler.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use k8s_openapi::jiff::Timestamp;
@@ -7,8 +8,8 @@ use tokio::sync::{mpsc, watch};
 
 use super::link::{ApiConnection, ApiWait};
 use super::model::ApiPods;
-use crate::agent::event::{AgentEvent, PodSource};
-use crate::cluster::pods::{PodCache, PodsEvent};
+use crate::agent::event::{AgentEvent, PodKey, PodSource, PodsChange, PodsUpdate};
+use crate::cluster::pods::PodsEvent;
 
 /// How long the reconciler waits for the first list. The first pass then relies on the kernel's state.
 const FIRST_LIST_WAIT: Duration = Duration::from_secs(3);
@@ -22,42 +23,37 @@ pub(super) async fn take(
     pods: watch::Sender<ApiPods>,
     reconciler: mpsc::Sender<AgentEvent>,
 ) -> anyhow::Result<()> {
-    let mut known = PodCache::default();
     let mut wait_ended = false;
     let wait = tokio::time::sleep(FIRST_LIST_WAIT);
     tokio::pin!(wait);
     loop {
+        let is_complete = pods.borrow().is_complete();
         // Both arms are cancel safe: an unreceived event stays in the channel.
         let event = tokio::select! {
             event = events.recv() => match event {
                 Some(event) => Some(event),
                 None => return Ok(()),
             },
-            () = &mut wait, if !wait_ended && !known.is_complete() => None,
+            () = &mut wait, if !wait_ended && !is_complete => None,
         };
-        let mut changed = false;
-        // Events queued behind a busy reconciler become a single change.
-        let mut next = event;
-        while let Some(event) = next {
-            changed |= apply(event, &mut known, &connection);
-            next = events.try_recv().ok();
-        }
-        if changed && known.is_complete() {
-            let event = AgentEvent::Pods {
-                source: PodSource::Api,
-                pods: known.pods(),
-                errors: known.unreadable(),
-            };
+        if let Some(event) = event.as_ref().filter(|event| event.is_of_pods()) {
             let Ok(permit) = reconciler.reserve().await else {
                 return Ok(());
             };
             // The lock makes both updates one step. A reader of the new pods finds the event in the reconciler's channel. A
             // reader of the reconciler's next snapshot finds the new pods.
-            pods.send_modify(|pods| {
-                *pods = Some(known.pods().into());
-                permit.send(event);
+            pods.send_if_modified(|known| {
+                let changed = known.take(event);
+                if changed && known.is_complete() {
+                    permit.send(AgentEvent::Pods(update(event, known)));
+                }
+                changed
             });
-        } else if !known.is_complete() && !wait_ended {
+        }
+        if let Some(event) = event {
+            note(event, &pods.borrow(), &connection);
+        }
+        if !pods.borrow().is_complete() && !wait_ended {
             wait_ended = true;
             if reconciler.send(AgentEvent::PodsWaitEnded).await.is_err() {
                 return Ok(());
@@ -66,38 +62,54 @@ pub(super) async fn take(
     }
 }
 
-/// Applies an event, and returns whether the pods changed.
-fn apply(
-    event: PodsEvent,
-    known: &mut PodCache,
-    connection: &watch::Sender<ApiConnection>,
-) -> bool {
-    let problem = match &event {
-        PodsEvent::Degraded(reason) => Some(Some(reason.clone())),
-        PodsEvent::Recovered => Some(None),
+/// The update for the reconciler, after an event that has changed the known pods.
+fn update(event: &PodsEvent, known: &ApiPods) -> PodsUpdate {
+    let change = match event {
+        PodsEvent::Listed { .. } => {
+            let pods = known
+                .pods()
+                .map(|pod| (PodKey::of_api(pod), Arc::clone(pod)));
+            Some(PodsChange::Listed(pods.collect()))
+        }
+        PodsEvent::Applied(pod) => Some(PodsChange::Applied(PodKey::of_api(pod), Arc::clone(pod))),
+        PodsEvent::Deleted {
+            uid,
+            namespace,
+            name,
+        } => Some(PodsChange::Deleted(PodKey::Api {
+            namespace: namespace.clone(),
+            name: name.clone(),
+            uid: uid.clone(),
+        })),
         _ => None,
     };
-    let wait = match event {
-        PodsEvent::Waits { until, lists } => Some(ApiWait { until, lists }),
-        _ => None,
-    };
-    let changed = known.take(event);
+    PodsUpdate {
+        source: PodSource::Api,
+        change,
+        errors: known.unreadable().cloned().collect(),
+    }
+}
+
+/// Notes what an event tells about the connection.
+fn note(event: PodsEvent, known: &ApiPods, connection: &watch::Sender<ApiConnection>) {
     connection.send_modify(|state| {
         state.change(Timestamp::now(), |state| {
-            if let Some(problem) = problem {
-                state.last_error = problem.clone().or(state.last_error.take());
-                state.problem = problem;
-            }
             // Any other event shows that the wait is over.
-            state.wait = wait;
+            state.wait = None;
+            match event {
+                PodsEvent::Degraded(reason) => {
+                    state.last_error = Some(reason.clone());
+                    state.problem = Some(reason);
+                }
+                PodsEvent::Recovered => state.problem = None,
+                PodsEvent::Waits { until, lists } => state.wait = Some(ApiWait { until, lists }),
+                _ => {}
+            }
             state.complete = known.is_complete();
             state.unreadable = known.unreadable().len();
-            if changed {
-                state.pods = known.pods().len();
-            }
+            state.pods = known.pods().len();
         });
     });
-    changed
 }
 
 #[cfg(test)]
@@ -115,8 +127,8 @@ mod tests {
             api_uid: Some(format!("u-{name}").into()),
             ..Pod::default()
         };
-        PodsEvent::Snapshot {
-            pods: names.iter().map(pod).collect(),
+        PodsEvent::Listed {
+            pods: names.iter().map(|name| Arc::new(pod(name))).collect(),
             unreadable: BTreeMap::new(),
         }
     }
@@ -129,20 +141,25 @@ mod tests {
         let (sender, events) = mpsc::channel(8);
         let (connection, link) = watch::channel(ApiConnection::default());
         let (reconciler, received) = mpsc::channel(8);
-        tokio::spawn(take(events, connection, watch::channel(None).0, reconciler));
+        tokio::spawn(take(
+            events,
+            connection,
+            watch::channel(ApiPods::default()).0,
+            reconciler,
+        ));
         (sender, received, link)
     }
 
     fn names(event: Option<AgentEvent>) -> Vec<String> {
-        let Some(AgentEvent::Pods {
-            source: PodSource::Api,
-            pods,
-            ..
-        }) = event
-        else {
+        let Some(AgentEvent::Pods(update)) = event else {
             panic!("{event:?}")
         };
-        pods.into_iter().map(|pod| pod.name).collect()
+        match update.change {
+            Some(PodsChange::Listed(pods)) => pods.values().map(|pod| pod.name.clone()).collect(),
+            Some(PodsChange::Applied(_, pod)) => vec![format!("+{}", pod.name)],
+            Some(PodsChange::Deleted(PodKey::Api { name, .. })) => vec![format!("-{name}")],
+            other => panic!("{other:?}"),
+        }
     }
 
     #[tokio::test(start_paused = true)]
@@ -217,7 +234,7 @@ mod tests {
             .await
             .unwrap();
         sender.send(PodsEvent::Recovered).await.unwrap();
-        let gone = PodsEvent::Gone {
+        let gone = PodsEvent::Deleted {
             uid: "u-a".to_owned(),
             namespace: String::new(),
             name: "a".to_owned(),
@@ -225,7 +242,7 @@ mod tests {
         sender.send(gone).await.unwrap();
         assert_eq!(
             names(received.recv().await),
-            ["b"],
+            ["-a"],
             "the failure causes no event"
         );
         let state = link.borrow().clone();
@@ -233,11 +250,14 @@ mod tests {
             (state.problem, state.last_error.as_deref(), state.pods),
             (None, Some("away"), 1)
         );
-        // Events queued behind a busy reconciler become a single change.
-        for name in ["c", "d", "e"] {
-            sender.send(all(&[name])).await.unwrap();
+        // Each change is an event about one pod, and no change is no event.
+        let PodsEvent::Listed { pods, .. } = all(&["b", "c"]) else {
+            unreachable!()
+        };
+        for pod in pods {
+            sender.send(PodsEvent::Applied(pod)).await.unwrap();
         }
-        assert_eq!(names(received.recv().await), ["e"]);
+        assert_eq!(names(received.recv().await), ["+c"]);
         drop(sender);
         assert!(
             received.recv().await.is_none(),

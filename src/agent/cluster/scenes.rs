@@ -11,7 +11,10 @@ pub(super) async fn tell(
     out: watch::Sender<RunningPods>,
 ) -> anyhow::Result<()> {
     loop {
-        let pods = known.borrow_and_update().as_deref().map(RunningPod::among);
+        let pods = {
+            let known = known.borrow_and_update();
+            known.is_complete().then(|| RunningPod::among(known.pods()))
+        };
         out.send_if_modified(|sent| {
             let changed = *sent != pods;
             *sent = pods;
@@ -25,26 +28,34 @@ pub(super) async fn tell(
 
 #[cfg(test)]
 mod tests {
+    use std::collections::BTreeMap;
     use std::sync::Arc;
 
     use super::*;
+    use crate::cluster::pods::PodsEvent;
     use crate::pod::Pod;
 
     #[tokio::test]
     async fn unknown_pods_differ_from_no_pods() {
-        let pod = |name: &str, finished| Pod {
-            name: name.to_owned(),
-            finished,
-            ..Pod::default()
+        let pod = |name: &str, finished| {
+            Arc::new(Pod {
+                name: name.to_owned(),
+                api_uid: Some(name.into()),
+                finished,
+                ..Pod::default()
+            })
         };
-        let (sender, known) = watch::channel::<ApiPods>(None);
+        let list = |pods: Vec<Arc<Pod>>| {
+            let unreadable = BTreeMap::new();
+            PodsEvent::Listed { pods, unreadable }
+        };
+        let (sender, known) = watch::channel(ApiPods::default());
         let (out, mut received) = watch::channel(None);
         tokio::spawn(tell(known, out));
-        sender.send_replace(Some(Arc::from([
-            pod("b", false),
-            pod("a", false),
-            pod("c", true),
-        ])));
+        let some = list(vec![pod("b", false), pod("a", false), pod("c", true)]);
+        sender.send_modify(|known| {
+            known.take(&some);
+        });
         received.changed().await.unwrap();
         let names = |pods: &RunningPods| {
             pods.as_ref()
@@ -54,7 +65,10 @@ mod tests {
             names(&received.borrow_and_update()),
             Some(vec!["/a".to_owned(), "/b".to_owned()])
         );
-        sender.send_replace(Some(Arc::from([])));
+        let none = list(Vec::new());
+        sender.send_modify(|known| {
+            known.take(&none);
+        });
         received.changed().await.unwrap();
         assert_eq!(names(&received.borrow_and_update()), Some(Vec::new()));
     }

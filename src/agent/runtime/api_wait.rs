@@ -37,10 +37,8 @@ impl ApiWait {
             return;
         }
         let mut pods = self.pods.clone();
-        let is_listed = |pods: &ApiPods| {
-            let listed = pods.as_deref();
-            listed.is_none_or(|pods| pods.iter().any(|pod| pod.names(uid)))
-        };
+        let is_listed =
+            |pods: &ApiPods| !pods.is_complete() || pods.pods().any(|pod| pod.names(uid));
         let timed_out = tokio::time::timeout(left, pods.wait_for(is_listed))
             .await
             .is_err();
@@ -56,17 +54,27 @@ impl ApiWait {
 
 #[cfg(test)]
 mod tests {
+    use std::collections::BTreeMap;
+    use std::sync::Arc;
+
     use tokio::time::Instant;
 
     use super::*;
+    use crate::cluster::pods::PodsEvent;
     use crate::pod::Pod;
 
     fn pods(uids: &[&str]) -> ApiPods {
         let pod = |uid: &&str| Pod {
             uid: Some((*uid).into()),
+            api_uid: Some((*uid).into()),
             ..Pod::default()
         };
-        Some(uids.iter().map(pod).collect())
+        let mut pods = ApiPods::default();
+        pods.take(&PodsEvent::Listed {
+            pods: uids.iter().map(|uid| Arc::new(pod(uid))).collect(),
+            unreadable: BTreeMap::new(),
+        });
+        pods
     }
 
     async fn waited(wait: &ApiWait, uid: &str) -> Duration {
@@ -77,7 +85,7 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn only_the_first_creation_waits_for_a_silent_server() {
-        let (sender, receiver) = watch::channel(None);
+        let (sender, receiver) = watch::channel(ApiPods::default());
         let wait = ApiWait::new(receiver);
         assert_eq!(waited(&wait, "a").await, Duration::ZERO, "no list arrived");
         sender.send_replace(pods(&["a"]));

@@ -1,44 +1,17 @@
 //! Pods and containers of the container runtime, reduced to what Pinfold's decisions use and to a limited size.
 //!
-//! A pod's author chooses the length of arguments, variables, labels and annotations: up to 1.5 MB for each pod. The agent keeps
-//! a copy of every pod, so that without a limit a dozen such pods would take its memory, and with that NRI, from the whole
-//! node. The same limits hold at the creation of a container and in the lists after a reconnect. A decision is therefore the
-//! same before and after a restart of the agent.
-
-use std::collections::BTreeMap;
+//! The limits are those of `pod::reduced`, for the reasons given there. They hold at the creation of a container and in the lists
+//! after a reconnect alike.
 
 use crate::nri::{self, Container, PodSandbox};
-use crate::pod::variable_counts;
+use crate::pod::reduced::{
+    ARGUMENTS, VARIABLES, reduced_annotations, reduced_arguments, reduced_labels,
+};
+use crate::pod::{THREAD_VARIABLES, variable_counts};
 
 /// The runtime's annotation with the names of the variables that Pinfold injected. After a restart of Pinfold only the
 /// annotation distinguishes injected variables from the user's variables.
 pub(super) const INJECTED: &str = "pinfold.io/injected";
-
-/// The prefix of Pinfold's own annotations, which are kept before all others.
-const OWN: &str = "pinfold.io/";
-
-/// How many bytes are kept of the beginning and of the end of a container's arguments. Launchers come at the beginning, and an
-/// inline script often ends with the program and its options.
-const ARGUMENTS: (usize, usize) = (12 << 10, 4 << 10);
-
-/// How many bytes of variables are kept, and of one value among them. A longer value is left out: half a JSON text says nothing.
-const VARIABLES: Limit = Limit {
-    all: 24 << 10,
-    value: 16 << 10,
-};
-
-/// How many bytes of a sandbox's labels, and of its annotations, are kept.
-const LABELS: Limit = Limit {
-    all: 16 << 10,
-    value: 1 << 10,
-};
-
-/// Limits in bytes.
-#[derive(Clone, Copy)]
-struct Limit {
-    all: usize,
-    value: usize,
-}
 
 /// A copy of a sandbox with limited labels and annotations.
 pub(super) fn reduced_pod(pod: &PodSandbox) -> PodSandbox {
@@ -47,40 +20,11 @@ pub(super) fn reduced_pod(pod: &PodSandbox) -> PodSandbox {
         name: pod.name.clone(),
         uid: pod.uid.clone(),
         namespace: pod.namespace.clone(),
-        labels: limited(&pod.labels),
-        annotations: limited(&pod.annotations),
+        labels: reduced_labels(&pod.labels),
+        annotations: reduced_annotations(&pod.annotations),
         linux: pod.linux.clone(),
         pid: pod.pid,
     }
-}
-
-/// The entries that fit, Pinfold's own first. A value is cut at the limit, and not left out: an unknown value of an annotation
-/// has a meaning of its own.
-fn limited(entries: &BTreeMap<String, String>) -> BTreeMap<String, String> {
-    let own = entries.iter().filter(|(key, _)| key.starts_with(OWN));
-    let others = entries.iter().filter(|(key, _)| !key.starts_with(OWN));
-    let mut left = LABELS.all;
-    let mut kept = BTreeMap::new();
-    for (key, value) in own.chain(others) {
-        let value = beginning(value, LABELS.value);
-        let bytes = key.len() + value.len();
-        if bytes <= left {
-            left -= bytes;
-            kept.insert(key.clone(), value.to_owned());
-        }
-    }
-    kept
-}
-
-/// The first bytes of a text, up to a limit and to the end of a character.
-fn beginning(text: &str, bytes: usize) -> &str {
-    text.get(..text.floor_char_boundary(bytes)).unwrap_or(text)
-}
-
-/// The last bytes of a text.
-fn end(text: &str, bytes: usize) -> &str {
-    let from = text.ceil_char_boundary(text.len().saturating_sub(bytes));
-    text.get(from..).unwrap_or_default()
 }
 
 /// A copy of a container with only the arguments, variables and annotations that affect Pinfold's decisions. The inventory keeps
@@ -102,7 +46,7 @@ pub(super) fn reduced_container(container: &Container) -> Container {
         annotations: annotations
             .map(|(key, text)| (key.clone(), text.clone()))
             .collect(),
-        args: arguments(&container.args),
+        args: reduced_arguments(&container.args, ARGUMENTS),
         env: variables(container),
         linux: container.linux.clone(),
         pid: container.pid,
@@ -110,9 +54,14 @@ pub(super) fn reduced_container(container: &Container) -> Container {
     }
 }
 
-/// The variables that affect decisions, as far as they fit.
+/// The name of the variable that a line of an environment sets.
+fn name(line: &str) -> &str {
+    line.split_once('=').map_or(line, |(name, _)| name)
+}
+
+/// The variables that affect decisions, as far as they fit, those that size thread pools first. Only the name is kept of a variable
+/// that is too long.
 fn variables(container: &Container) -> Vec<String> {
-    let counts = |line: &str| variable_counts(line.split_once('=').map_or(line, |(name, _)| name));
     let injected = annotation_values(container, INJECTED);
     let is_users = |line: &&String| {
         line.split_once('=')
@@ -121,46 +70,21 @@ fn variables(container: &Container) -> Vec<String> {
     // One variable of the user shows that the environment is known.
     let first = container.env.iter().position(|line| is_users(&line));
     let needed = container.env.iter().enumerate();
-    let needed = needed.filter(|(at, line)| Some(*at) == first || counts(line));
+    let needed = needed.filter(|(at, line)| Some(*at) == first || variable_counts(name(line)));
+    let sizes = |line: &str| THREAD_VARIABLES.contains(&name(line));
+    let (sizing, others): (Vec<_>, Vec<_>) = needed.partition(|(_, line)| sizes(line));
     let mut left = VARIABLES.all;
     let mut kept = Vec::new();
-    for (_, line) in needed {
-        if line.len() <= VARIABLES.value.min(left) {
+    for (at, line) in sizing.into_iter().chain(others) {
+        let is_long = line.len() > VARIABLES.value.min(left);
+        let line = if is_long { name(line) } else { line };
+        if line.len() <= left {
             left -= line.len();
-            kept.push(line.clone());
+            kept.push((at, line.to_owned()));
         }
     }
-    kept
-}
-
-/// The arguments, without the middle of arguments that are too long together. No word is cut: half a number is another number.
-fn arguments(args: &[String]) -> Vec<String> {
-    let total: usize = args.iter().map(String::len).sum();
-    let (first, last) = ARGUMENTS;
-    if total <= first + last {
-        return args.to_vec();
-    }
-    let mut at = 0;
-    let mut kept = Vec::new();
-    for arg in args {
-        let before = first.saturating_sub(at);
-        at += arg.len();
-        let after = last.saturating_sub(total - at);
-        if arg.len() <= before.max(after) {
-            kept.push(arg.clone());
-            continue;
-        }
-        let whole = |c: char| c.is_ascii_whitespace();
-        let begin = beginning(arg, before);
-        let begin = begin.rfind(whole).and_then(|space| begin.get(..space));
-        let rest = end(arg, after);
-        let rest = rest.find(whole).and_then(|space| rest.get(space..));
-        let text = [begin, rest].map(Option::unwrap_or_default).concat();
-        if !text.is_empty() {
-            kept.push(text);
-        }
-    }
-    kept
+    kept.sort_unstable_by_key(|(at, _)| *at);
+    kept.into_iter().map(|(_, line)| line).collect()
 }
 
 /// The values of one of Pinfold's annotations on a container of the runtime.
@@ -180,7 +104,10 @@ pub(super) fn annotation_values(container: &Container, annotation: &str) -> Vec<
 #[cfg(test)]
 #[allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 mod tests {
+    use std::collections::BTreeMap;
+
     use super::*;
+    use crate::pod::reduced::LABELS;
 
     #[test]
     fn variables_without_effect_are_not_kept() {
@@ -243,7 +170,7 @@ mod tests {
                 ..Container::default()
             });
             assert!(
-                texts(&kept) <= ARGUMENTS.0 + ARGUMENTS.1,
+                texts(&kept) <= ARGUMENTS.first + ARGUMENTS.last,
                 "{}",
                 texts(&kept)
             );
@@ -258,7 +185,7 @@ mod tests {
             }
         }
         let short = ["python", "train.py", "--job_name=ps"].map(str::to_owned);
-        assert_eq!(arguments(&short), short);
+        assert_eq!(reduced_arguments(&short, ARGUMENTS), short);
     }
 
     #[test]
@@ -269,6 +196,11 @@ mod tests {
             ..Container::default()
         };
         assert!(texts(&reduced_container(&container)) <= VARIABLES.all);
+        let long = Container {
+            env: vec![format!("TF_CONFIG={}", "x".repeat(20_000))],
+            ..Container::default()
+        };
+        assert_eq!(reduced_container(&long).env, ["TF_CONFIG"]);
         let entries: BTreeMap<String, String> = (0..1000)
             .map(|number| (format!("a{number:04}"), "v".repeat(1400)))
             .chain([
@@ -282,12 +214,14 @@ mod tests {
             ..PodSandbox::default()
         };
         let kept = reduced_pod(&pod);
-        for entries in [&kept.labels, &kept.annotations] {
-            let bytes = entries.iter().map(|(key, value)| key.len() + value.len());
-            assert!(bytes.sum::<usize>() <= LABELS.all);
-            assert_eq!(entries["pinfold.io/cpus"], "required");
-            assert_eq!(entries["pinfold.io/memory"].len(), LABELS.value);
-        }
+        let bytes = kept
+            .labels
+            .iter()
+            .map(|(key, value)| key.len() + value.len());
+        assert!(bytes.sum::<usize>() <= LABELS.all);
+        assert_eq!(kept.annotations.len(), 2);
+        assert_eq!(kept.annotations["pinfold.io/cpus"], "required");
+        assert_eq!(kept.annotations["pinfold.io/memory"].len(), LABELS.value);
         let small = PodSandbox {
             id: "id".to_owned(),
             name: "name".to_owned(),

@@ -1,4 +1,4 @@
-//! [`follow`]: the task that keeps a cache of the pods of a node, and sends each change.
+//! [`follow`]: the task that reads the pods of a node, and sends each change.
 
 use std::time::Duration;
 
@@ -6,7 +6,7 @@ use k8s_openapi::jiff::Timestamp;
 use serde_json::value::RawValue;
 use tokio::sync::mpsc;
 
-use super::{PodCache, PodWatchSettings, PodsEvent};
+use super::{PodWatchSettings, PodsEvent};
 use crate::cluster::backoff::BackoffPolicy;
 use crate::cluster::reflect::{AfterPause, FollowedCollection, ObjectCache, SHORT_LIVED, reflect};
 use crate::cluster::{Api, Call, ErrorKind, Failure};
@@ -39,7 +39,7 @@ pub async fn follow(
         api: api.clone(),
         spread: settings.spread,
         out: out.clone(),
-        cache: PodCache::default(),
+        complete: false,
         degraded: None,
     };
     tokio::select! {
@@ -48,12 +48,13 @@ pub async fn follow(
     }
 }
 
-/// The cache of the pods, and the sender of the changes.
+/// The sender of the changes.
 struct PodsSender {
     api: Api,
     spread: Duration,
     out: mpsc::Sender<PodsEvent>,
-    cache: PodCache,
+    /// Whether all pods have been read at least once.
+    complete: bool,
     /// The last reason that [`PodsEvent::Degraded`] reported; `None` while the watch works.
     degraded: Option<String>,
 }
@@ -61,18 +62,16 @@ struct PodsSender {
 // === impl PodsSender ===
 
 impl PodsSender {
-    async fn send(&self, event: Option<PodsEvent>) {
-        if let Some(event) = event {
-            // An error means that the receiver was dropped, which ends the task.
-            let _ = self.out.send(event).await;
-        }
+    async fn send(&self, event: PodsEvent) {
+        // An error means that the receiver was dropped, which ends the task.
+        let _ = self.out.send(event).await;
     }
 }
 
 impl ObjectCache for PodsSender {
     /// The first list has no pause of its own, since new containers wait for it.
     fn stagger(&self) -> Duration {
-        if self.cache.is_complete() {
+        if self.complete {
             self.spread
         } else {
             Duration::ZERO
@@ -80,28 +79,27 @@ impl ObjectCache for PodsSender {
     }
 
     async fn replace(&mut self, objects: Vec<Box<RawValue>>) {
-        let snapshot = self.cache.replace(objects);
+        let listed = PodsEvent::listed(objects);
+        self.complete = true;
         self.api.counters().resynced();
-        self.send(Some(snapshot)).await;
+        self.send(listed).await;
     }
 
     async fn put(&mut self, object: &RawValue) {
         self.api.counters().pod_changed();
-        let event = self.cache.changed(object);
-        self.send(event).await;
+        self.send(PodsEvent::applied(object)).await;
     }
 
     async fn remove(&mut self, object: &RawValue) {
         self.api.counters().pod_changed();
-        let event = self.cache.gone(object);
-        self.send(event).await;
+        self.send(PodsEvent::deleted(object)).await;
     }
 
     async fn works(&mut self) {
         self.api.counters().set_degraded(false);
         if self.degraded.take().is_some() {
             tracing::info!("the watch on this node's pods works again");
-            self.send(Some(PodsEvent::Recovered)).await;
+            self.send(PodsEvent::Recovered).await;
         }
     }
 
@@ -124,12 +122,12 @@ impl ObjectCache for PodsSender {
                 "the watch on this node's pods fails, and the known pods stay: {reason}"
             );
             self.degraded = Some(reason.clone());
-            self.send(Some(PodsEvent::Degraded(reason))).await;
+            self.send(PodsEvent::Degraded(reason)).await;
         }
     }
 
     async fn waits(&mut self, next: AfterPause, until: Timestamp) {
         let lists = next == AfterPause::List;
-        self.send(Some(PodsEvent::Waits { until, lists })).await;
+        self.send(PodsEvent::Waits { until, lists }).await;
     }
 }

@@ -1,6 +1,7 @@
 //! This node's pods, by one watch.
 //!
-//! [`follow`] is a task that reads all pods of the node once and then watches for changes. The rules of the task:
+//! [`follow`] is a task that reads all pods of the node once and then watches for changes. The task keeps no pods: a pod is
+//! read and reduced once, and its receivers share it. [`PodCache`] tells them what has changed. The rules:
 //!
 //! - **An empty cache does not mean "no pods".** The task sends no pods before the first complete list. A pod is gone if the
 //!   server reports the deletion, or if a complete list lacks the pod. A failed read removes no pod.
@@ -15,6 +16,7 @@ mod cache;
 mod follower;
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 use std::time::Duration;
 
 use k8s_openapi::jiff::Timestamp;
@@ -29,16 +31,16 @@ pub use follower::follow;
 #[derive(Debug, Clone, PartialEq)]
 pub enum PodsEvent {
     /// A complete list of all pods: the first list, and any later list.
-    Snapshot {
-        /// The pods, by namespace and name.
-        pods: Vec<Pod>,
-        /// A sentence for each unreadable pod, by uid. `pods` has the last readable state of these pods, if any.
+    Listed {
+        /// The readable pods.
+        pods: Vec<Arc<Pod>>,
+        /// A sentence for each unreadable pod, by uid. The last readable state of these pods stays.
         unreadable: BTreeMap<String, String>,
     },
-    /// A pod is new, or a field that Pinfold reads has changed.
-    Changed(Box<Pod>),
+    /// A pod is new or has changed, perhaps only in fields that Pinfold does not read.
+    Applied(Arc<Pod>),
     /// The server reported the deletion of a pod.
-    Gone {
+    Deleted {
         /// The API server's uid.
         uid: String,
         /// Namespace.

@@ -2,6 +2,7 @@
 //! decision.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
 
 use k8s_openapi::api::core::v1::Taint;
 use serde::Serialize;
@@ -135,8 +136,8 @@ pub struct DecisionState {
 
 impl RunningPod {
     /// The unfinished pods among a node's pods, sorted by name.
-    pub fn among(pods: &[Pod]) -> Vec<Self> {
-        let running = pods.iter().filter(|pod| !pod.finished);
+    pub fn among<'a>(pods: impl Iterator<Item = &'a Arc<Pod>>) -> Vec<Self> {
+        let running = pods.filter(|pod| !pod.finished);
         let mut running: Vec<Self> = running
             .map(|pod| Self {
                 name: pod.to_string(),

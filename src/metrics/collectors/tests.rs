@@ -16,7 +16,7 @@ use crate::host::perf;
 use crate::host::proc::Proc;
 use crate::pin::{Enforcement, EnforcementCause};
 use crate::pod::{
-    Container, ContainerKind, Entitlement, Pod, PodRole, Policy, Qos, ThreadPolicy,
+    ContainerKind, Entitlement, PodRole, Policy, Qos, RecognizedPod, ThreadPolicy,
     thread_environment,
 };
 
@@ -77,7 +77,6 @@ fn write_process(process: &Path, pid: u32, number: u32) {
 
 /// The state of a running container of class BestEffort.
 fn state(cgroup: String, number: u32) -> ContainerState {
-    let (pod, spec) = (Pod::default(), Container::default());
     ContainerState {
         namespace: "train".to_owned(),
         pod: format!("pod-{number}"),
@@ -102,8 +101,8 @@ fn state(cgroup: String, number: u32) -> ContainerState {
         cgroup: Some(cgroup),
         running: true,
         threads: thread_environment(
-            &pod,
-            &spec,
+            &RecognizedPod::default(),
+            0,
             &Policy::default(),
             &ThreadPolicy::default(),
             None,

@@ -272,10 +272,7 @@ fn remaining_fields_of_a_pod() {
     );
     let got = pod(&sandbox, [&sent]);
     assert_eq!(got.to_string(), "default/ps-0");
-    assert_eq!(
-        got.labels.clone().into_iter().collect::<Vec<_>>(),
-        [(text("app"), text("ps"))]
-    );
+    assert_eq!(*got.labels, [(text("app"), text("ps"))].into());
     let keys: Vec<&String> = got.annotations.keys().collect();
     assert_eq!(keys, ["pinfold.io/cpus"]);
     assert_eq!(got.cgroup_uid(), Some("8f0d6986-3554"));

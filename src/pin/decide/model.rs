@@ -1,6 +1,7 @@
 //! The input of decisions, and the values passed between the steps of a decision.
 
 use std::collections::{BTreeMap, BTreeSet, HashSet};
+use std::sync::Arc;
 
 use serde::Serialize;
 
@@ -8,7 +9,8 @@ use super::known::{Description, KnownPod, KnownPods};
 use crate::cpu::{CpuSet, Placer, Topology};
 use crate::pin::Ledger;
 use crate::pod::{
-    self, Container, ContainerKind, CpuPreferences, Entitlement, Pod, Policy, Qos, Recognition,
+    self, Container, ContainerKind, CpuPreferences, Entitlement, Policy, Qos, Recognition,
+    RecognizedPod,
 };
 
 /// The input of decisions, besides the ledger.
@@ -27,7 +29,7 @@ pub struct DecisionInput<'a> {
     /// The default preferences, for pods without preferences.
     pub preferences: &'a CpuPreferences,
     /// The pods of the node. Earlier pods are served first.
-    pub pods: &'a [Pod],
+    pub pods: &'a [Arc<RecognizedPod>],
     /// The uids of pods with a container, now or soon: only these pods own CPUs. With `None`, as in
     /// a dry run, every pod may own CPUs.
     pub here: Option<&'a HashSet<&'a str>>,
@@ -85,7 +87,7 @@ pub(super) struct ShortfallNote {
 /// A pod with its containers' entitlements.
 pub(super) struct PodRequest<'a> {
     pub index: usize,
-    pub pod: &'a Pod,
+    pub pod: &'a RecognizedPod,
     /// The uid, as in the ledger. A pod without a uid has no known cgroup and gets a made-up key.
     pub key: String,
     /// The source of the description, and what else is known of the pod.
@@ -109,7 +111,7 @@ pub(super) struct PodRequest<'a> {
 impl<'a> PodRequest<'a> {
     pub(super) fn new(
         index: usize,
-        pod: &'a Pod,
+        pod: &'a RecognizedPod,
         inputs: &DecisionInput<'a>,
         ledger: &Ledger,
     ) -> Self {
@@ -146,8 +148,8 @@ impl<'a> PodRequest<'a> {
                 .unwrap_or_default(),
             known: known.map(|(_, known)| known),
             is_recorded: recorded.is_some(),
-            qos: pod::qos(pod),
-            recognition: pod::recognise(pod),
+            qos: pod.qos(),
+            recognition: pod.recognition().clone(),
             entitlements,
             denied,
             preferences,

@@ -1,6 +1,6 @@
 use super::*;
 use crate::cpu::{NumaNode, Numbering, PlacementRefusal, Placer, Shape};
-use crate::pod::{self, CpuPreferences, Policy, Resources};
+use crate::pod::{self, CpuPreferences, Pod, Policy, Resources, recognized};
 
 /// 16 CPUs: 2 NUMA nodes of 4 cores with 2 threads each, siblings adjacent.
 fn machine() -> Topology {
@@ -54,9 +54,7 @@ fn app(uid: &str, cpus: u64) -> Pod {
 fn only_owners_have_an_assignment_while_pods_are_placed() {
     let topology = machine();
     let placer = Placer::new(&topology);
-    let pods: Vec<Pod> = (0..40)
-        .map(|number| app(&format!("p{number}"), 2))
-        .collect();
+    let pods = recognized((0..40).map(|number| app(&format!("p{number}"), 2)));
     let (policy, preferences, devices) = (
         Policy::default(),
         CpuPreferences::default(),
@@ -97,6 +95,10 @@ fn decided(pods: &[Pod], ledger: &Ledger) -> Decisions {
 }
 
 fn decided_on(topology: &Topology, pods: &[Pod], ledger: &Ledger) -> Decisions {
+    decided_about(topology, &recognized(pods.iter().cloned()), ledger)
+}
+
+fn decided_about(topology: &Topology, pods: &[Arc<RecognizedPod>], ledger: &Ledger) -> Decisions {
     let placer = Placer::new(topology);
     let reserved = default_reserved(topology, &CpuSet::new());
     let policy = Policy::default();
@@ -428,3 +430,40 @@ fn each_container_of_a_pod_has_the_fewest_numa_nodes_of_its_own() {
 
 mod known;
 mod reserve;
+
+/// A pod's author decides how long the texts of the pod are. Decisions about all pods of the node use what the texts say, so the
+/// texts are read when the pod becomes known, and only to a limit.
+#[test]
+fn long_texts_of_one_pod_delay_no_decision() {
+    let started = std::time::Instant::now();
+    let container = |number: usize| {
+        let script = format!(
+            "{} --job_name=worker --task_index={number}",
+            "word ".repeat(2400)
+        );
+        let limits = serde_json::json!({"cpu": "1", "memory": "1Gi"});
+        serde_json::json!({
+            "name": format!("c{number}"), "args": ["sh", "-c", script], "resources": {"limits": limits},
+            "env": [{"name": "TF_CONFIG", "value": format!("{{\"x\": \"{}\"}}", "y".repeat(1000))}],
+        })
+    };
+    let containers: Vec<_> = (0..100).map(container).collect();
+    let manifest = serde_json::json!({
+        "kind": "Pod", "metadata": {"name": "long", "uid": "a"}, "spec": {"containers": containers},
+    });
+    let pods = recognized(pod::parse(&manifest.to_string(), "test").unwrap());
+    // A turn decides each time anew, and asks for the threads of each container.
+    for _ in 0..10 {
+        let decisions = decided_about(&machine(), &pods, &Ledger::default());
+        assert_eq!(decisions.containers.len(), 100);
+        for index in 0..100 {
+            let (policy, threads) = (Policy::default(), pod::ThreadPolicy::default());
+            pod::thread_environment(&pods[0], index, &policy, &threads, None);
+        }
+    }
+    assert!(
+        started.elapsed().as_millis() < 3000,
+        "{:?}",
+        started.elapsed()
+    );
+}

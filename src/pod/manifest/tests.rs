@@ -9,7 +9,7 @@ use crate::pod::{ApiUid, ContainerKind, EnvSource};
 const POD: &str = "\
 apiVersion: v1
 kind: Pod
-metadata: {name: a, namespace: team, uid: u-1, labels: {app: train}, annotations: {x: z}}
+metadata: {name: a, namespace: team, uid: u-1, labels: {app: train}, annotations: {pinfold.io/cpus: z, x: z}}
 spec:
   hostNetwork: true
   initContainers:
@@ -21,10 +21,11 @@ spec:
     command: [python, train.py]
     args: [--fast]
     env:
-    - {name: A, value: '1'}
-    - {name: B, valueFrom: {fieldRef: {fieldPath: metadata.name}}}
-    - {name: C}
-    - {name: A, value: '2'}
+    - {name: PET_A, value: '1'}
+    - {name: PET_B, valueFrom: {fieldRef: {fieldPath: metadata.name}}}
+    - {name: PET_C}
+    - {name: PET_A, value: '2'}
+    - {name: PATH, value: /bin}
     envFrom: [{configMapRef: {name: m}}]
     resources: {limits: {cpu: '2', memory: 1Gi}, requests: {memory: 512Mi}}
 ";
@@ -119,7 +120,8 @@ fn every_field_is_read() {
     );
     assert_eq!(pod.cgroup_uid(), Some("u-1"));
     assert_eq!(pod.labels["app"], "train");
-    assert_eq!(pod.annotations["x"], "z");
+    assert_eq!(pod.annotations["pinfold.io/cpus"], "z");
+    assert_eq!(pod.annotations.len(), 1, "no rule reads the other one");
     assert!(pod.host_network && !pod.finished);
     assert!(pod.resources.is_empty());
     let kinds: Vec<_> = pod
@@ -137,12 +139,12 @@ fn every_field_is_read() {
     );
     let main = pod.container("main").unwrap();
     assert_eq!(main.image, "example.com/train:1");
-    assert_eq!(main.args, ["python", "train.py", "--fast"]);
+    assert_eq!(*main.args, ["python", "train.py", "--fast"]);
     assert!(main.env_from);
     assert_eq!(main.env.len(), 3);
-    assert_eq!(main.env["A"], EnvSource::Value("2".into()));
-    assert_eq!(main.env["B"], EnvSource::Reference);
-    assert_eq!(main.env["C"], EnvSource::Value(String::new()));
+    assert_eq!(main.env["PET_A"], EnvSource::Value("2".into()));
+    assert_eq!(main.env["PET_B"], EnvSource::Reference);
+    assert_eq!(main.env["PET_C"], EnvSource::Value(String::new()));
     assert_eq!(main.resources.cpu_request, Some(2000));
     assert_eq!(main.resources.cpu_limit, Some(2000));
     assert_eq!(main.resources.memory_request, Some(512 << 20));

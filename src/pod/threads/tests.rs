@@ -5,7 +5,7 @@ use crate::pod::Resources;
 fn pod(role: &str) -> Pod {
     let key = "training.kubeflow.org/replica-type".to_owned();
     Pod {
-        labels: BTreeMap::from([(key, role.to_owned())]),
+        labels: [(key, role.to_owned())].into(),
         containers: vec![container("main")],
         ..Pod::default()
     }
@@ -26,8 +26,8 @@ fn set(container: &mut Container, name: &str, value: &str) {
 
 fn environment(pod: &Pod, basis: ThreadBasis) -> ThreadEnvironment {
     thread_environment(
-        pod,
-        &pod.containers[0],
+        &pod.clone().into(),
+        0,
         &Policy::default(),
         &ThreadPolicy::default(),
         Some(basis),
@@ -191,13 +191,13 @@ fn containers_without_variables() {
     );
     assert!(reason(|c| c.env_from = true).starts_with("envFrom may set any variable"));
     assert!(
-        reason(|c| c.args = vec!["--nproc_per_node=auto".to_owned()])
+        reason(|c| c.args = vec!["--nproc_per_node=auto".to_owned()].into())
             .contains("(--nproc_per_node=auto)")
     );
     let without = pod("worker");
     let found = thread_environment(
-        &without,
-        &without.containers[0],
+        &without.clone().into(),
+        0,
         &Policy::default(),
         &ThreadPolicy::default(),
         None,
@@ -338,7 +338,7 @@ fn programs_with_a_fresh_environment_are_named() {
         assert_eq!(caution(args), None, "{args:?}");
     }
     let mut alone = pod("worker");
-    alone.containers[0].args = vec!["sshd".to_owned()];
+    alone.containers[0].args = vec!["sshd".to_owned()].into();
     alone
         .annotations
         .insert(THREADS_ANNOTATION.to_owned(), "off".to_owned());

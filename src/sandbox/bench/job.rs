@@ -129,11 +129,9 @@ pub fn right_variables(plan: &BenchPlan) -> anyhow::Result<BTreeMap<String, Stri
 fn variables(pod: &Pod, cpus: u32) -> BTreeMap<String, String> {
     let cpus = cpus as usize;
     let basis = ThreadBasis::exclusive(cpus, cpus, 1);
-    let missing = pod::Container::default();
-    let container = pod.containers.first().unwrap_or(&missing);
     thread_environment(
-        pod,
-        container,
+        &pod.clone().into(),
+        0,
         &Policy::default(),
         &ThreadPolicy::default(),
         Some(basis),
@@ -294,9 +292,10 @@ mod tests {
 
     fn owed(pod: &Pod) -> u32 {
         let policy = Policy::default();
+        let pod = pod::RecognizedPod::from(pod.clone());
         pod.containers
             .iter()
-            .map(|container| Entitlement::cpus(&pod::entitlement(pod, container, &policy)))
+            .map(|container| Entitlement::cpus(&pod::entitlement(&pod, container, &policy)))
             .sum()
     }
 

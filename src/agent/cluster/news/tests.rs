@@ -1,4 +1,5 @@
 use super::*;
+use crate::cluster::pods::PodsEvent;
 use crate::pin::EnforcementCause;
 use crate::pin::snapshot::Repaired;
 use crate::pod::{ContainerKind, Entitlement, Mirror, PodRole, Profile, Qos, ThreadEnvironment};
@@ -75,6 +76,16 @@ fn waiting() -> ContainerState {
     }
 }
 
+/// Pods of the API.
+fn api<const N: usize>(pods: [Pod; N]) -> ApiPods {
+    let mut known = ApiPods::default();
+    known.take(&PodsEvent::Listed {
+        pods: pods.map(Arc::new).into(),
+        unreadable: BTreeMap::new(),
+    });
+    known
+}
+
 fn owns(cpus: &str) -> ContainerState {
     ContainerState {
         assigned: Some(set(cpus)),
@@ -123,7 +134,7 @@ fn notes_of(states: &[ContainerState]) -> Vec<Vec<String>> {
         };
         let news = reported.note(
             &snapshot(enforcement, std::slice::from_ref(state)),
-            &[pod("p")],
+            &api([pod("p")]),
         );
         news.into_iter()
             .map(|news| format!("{}: {}", news.reason, news.note))
@@ -285,7 +296,7 @@ fn policy_is_reported_if_no_container_of_the_pod_gets_cpus() {
     };
     let news = ReportedStates::default().note(
         &snapshot(Enforcement::Cpuset, &[owns("2-3"), beside]),
-        &[pod("p")],
+        &api([pod("p")]),
     );
     assert_eq!(news.len(), 1, "{news:?}");
 }
@@ -305,13 +316,19 @@ fn a_release_is_reported_except_for_a_finished_pod() {
     let expected = "Released: Container main runs on shared CPUs from now on: annotation pinfold.io/cpus=shared";
     assert_eq!(notes, [vec![PINNED], vec![expected], vec![], vec![PINNED]]);
     let mut reported = ReportedStates::default();
-    reported.note(&snapshot(Enforcement::Cpuset, &[owns("2-3")]), &[pod("p")]);
+    reported.note(
+        &snapshot(Enforcement::Cpuset, &[owns("2-3")]),
+        &api([pod("p")]),
+    );
     let finished = Pod {
         finished: true,
         ..pod("p")
     };
     assert_eq!(
-        reported.note(&snapshot(Enforcement::Cpuset, &[annotated]), &[finished]),
+        reported.note(
+            &snapshot(Enforcement::Cpuset, &[annotated]),
+            &api([finished])
+        ),
         []
     );
 }
@@ -377,9 +394,12 @@ fn a_kept_thread_variable_is_reported_once() {
 #[test]
 fn events_are_only_on_pods_of_the_api() {
     let state = snapshot(Enforcement::Cpuset, &[owns("2-3")]);
-    assert_eq!(ReportedStates::default().note(&state, &[pod("q")]), []);
+    assert_eq!(ReportedStates::default().note(&state, &api([pod("q")])), []);
     let observing = snapshot(Enforcement::Observe, &[owns("2-3")]);
-    assert_eq!(ReportedStates::default().note(&observing, &[pod("p")]), []);
+    assert_eq!(
+        ReportedStates::default().note(&observing, &api([pod("p")])),
+        []
+    );
     // A static pod's cgroup and its mirror pod have different uids.
     let mut mirror = pod("p");
     (mirror.uid, mirror.api_uid) = (Some("of-the-api".into()), Some("of-the-api".into()));
@@ -387,16 +407,16 @@ fn events_are_only_on_pods_of_the_api() {
         uid: "u-p".into(),
         node: "node".into(),
     });
-    let news = ReportedStates::default().note(&state, &[mirror]);
+    let news = ReportedStates::default().note(&state, &api([mirror]));
     assert_eq!(
         (news.len(), &*news[0].uid, news[0].warning),
         (1, "of-the-api", false)
     );
     // The state of a removed pod is forgotten.
     let mut reported = ReportedStates::default();
-    assert_eq!(reported.note(&state, &[pod("p")]).len(), 1);
+    assert_eq!(reported.note(&state, &api([pod("p")])).len(), 1);
     assert_eq!(
-        reported.note(&snapshot(Enforcement::Cpuset, &[]), &[pod("p")]),
+        reported.note(&snapshot(Enforcement::Cpuset, &[]), &api([pod("p")])),
         []
     );
     assert_eq!(reported, ReportedStates::default());

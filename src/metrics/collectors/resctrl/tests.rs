@@ -14,7 +14,7 @@ use crate::host::resctrl::tests::tree;
 use crate::pin::snapshot::ContainerState;
 use crate::pin::{Enforcement, EnforcementCause, Snapshot};
 use crate::pod::{
-    Container, ContainerKind, Entitlement, Pod, Policy, Qos, ThreadPolicy, thread_environment,
+    ContainerKind, Entitlement, Policy, Qos, RecognizedPod, ThreadPolicy, thread_environment,
 };
 
 fn set(list: &str) -> CpuSet {
@@ -48,13 +48,7 @@ fn owner(pod: &str, role: PodRole, cpus: &str) -> ContainerState {
         api_uid: None,
         cgroup: Some(format!("kubepods/podu-{pod}/c1")),
         running: true,
-        threads: thread_environment(
-            &Pod::default(),
-            &Container::default(),
-            &policy,
-            &threads,
-            None,
-        ),
+        threads: thread_environment(&RecognizedPod::default(), 0, &policy, &threads, None),
         injected: None,
         required: false,
         note: None,

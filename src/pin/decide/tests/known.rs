@@ -53,7 +53,7 @@ fn decided_knowing(pods: &[Pod], claims: &[(&str, &str, &str)], facts: &Facts) -
         moves: 0,
         ids_settled: true,
         suspended: None,
-        pods,
+        pods: &recognized(pods.iter().cloned()),
         here: Some(&here),
         known: Some(&known),
     };

@@ -83,7 +83,7 @@ fn one_balanced_cpu_stays_shared_beside_isolated_reserved_cpus() {
             ids_settled: true,
             known: None,
             suspended: None,
-            pods: &[app("a", cpus)],
+            pods: &recognized([app("a", cpus)]),
             here: None,
         };
         decide(&inputs, &Ledger::default()).desired.shared()
@@ -158,7 +158,7 @@ fn memory_follows_cpus_to_numa_nodes_with_memory() {
 fn memory_comes_only_from_numa_nodes_that_the_pods_may_use() {
     let topology = with_memory([4, 4, 4]);
     let placer = Placer::new(&topology);
-    let pods = [app("a", 4), app("b", 2)];
+    let pods = recognized([app("a", 4), app("b", 2)]);
     let inputs = |memory_nodes: &str| {
         let inputs = DecisionInput {
             topology: &topology,
@@ -204,7 +204,7 @@ fn the_last_shared_cpu_is_never_assigned() {
         ids_settled: true,
         known: None,
         suspended: None,
-        pods: &pods,
+        pods: &recognized(pods),
         here: Some(&here),
     };
     let decisions = decide(&inputs, &Ledger::default());
@@ -248,9 +248,9 @@ fn init_containers_leave_the_cpus_of_existing_containers_of_the_pod() {
             pods: vec![cgroup],
             ..Scan::default()
         };
-        let (observed, _) = Observed::new(scan, &pods);
+        let (observed, _) = Observed::new(scan, &recognized(pods.clone()));
         let mut decisions = decided(&pods, &Ledger::default());
-        decisions.keep_init_containers_off_others(&pods, &observed);
+        decisions.keep_init_containers_off_others(&recognized(pods), &observed);
         let own = decisions.desired.assignment("a");
         let late = &decisions.containers[2];
         (own, late.cpus.clone(), late.entitlement.clone())

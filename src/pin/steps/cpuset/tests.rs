@@ -121,22 +121,20 @@ impl CgroupKernel {
                 });
             }
         }
-        let known: Vec<crate::pod::Pod> = pods
-            .iter()
-            .map(|cgroup| crate::pod::Pod {
-                uid: Some(cgroup.uid.clone().into()),
-                containers: cgroup
-                    .containers
-                    .iter()
-                    .map(|container| crate::pod::Container {
-                        name: container.id.clone(),
-                        runtime_id: Some(container.id.clone()),
-                        ..Default::default()
-                    })
-                    .collect(),
-                ..Default::default()
-            })
-            .collect();
+        let known = pods.iter().map(|cgroup| crate::pod::Pod {
+            uid: Some(cgroup.uid.clone().into()),
+            containers: cgroup
+                .containers
+                .iter()
+                .map(|container| crate::pod::Container {
+                    name: container.id.clone(),
+                    runtime_id: Some(container.id.clone()),
+                    ..Default::default()
+                })
+                .collect(),
+            ..Default::default()
+        });
+        let known = crate::pod::recognized(known);
         Observed::new(
             Scan {
                 pods,

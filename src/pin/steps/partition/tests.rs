@@ -6,7 +6,7 @@ use crate::host::cgroup::{
     AncestorCgroup, ContainerCgroup, Cpuset, Partition, PartitionKind, PodCgroup, PodSurroundings,
 };
 use crate::pin::{AssignmentRecord, Desired, EarlierSettings, Enforcement, Observed, Scan, Step};
-use crate::pod::{Container, Pod};
+use crate::pod::{Container, Pod, recognized};
 
 const ONLINE: &str = "0-7";
 
@@ -108,7 +108,7 @@ fn there(tree: &str, containers: &[CgroupRow<'_>]) -> Observed {
         above: vec![above],
         ..PodSurroundings::default()
     };
-    Observed::new(scan, &known).0
+    Observed::new(scan, &recognized(known)).0
 }
 
 fn desired(claims: &[(&str, &str, &str)]) -> Desired {

@@ -1,0 +1,126 @@
+//! [`RecognizedPod`]: a pod with everything that its texts say, read once.
+//!
+//! Roles, launchers and software are found by reading command lines and variables word by word. A pod's author decides how long
+//! these texts are, and each decision about any pod of the node uses the results. The texts are therefore read when the pod
+//! becomes known, never again for a decision.
+
+use std::ops::Deref;
+use std::sync::Arc;
+
+use super::launcher::Search;
+use super::processes::by_launches;
+use super::role::recognise;
+use super::software::software;
+use super::{Pod, Processes, Qos, Recognition, Software, guaranteed_obstacle, qos};
+
+/// A pod with its role, its QoS class, and the software of each container. The pod can't be changed: a changed pod is recognized
+/// anew, by [`RecognizedPod::from`].
+#[derive(Debug, Clone)]
+pub struct RecognizedPod {
+    pod: Arc<Pod>,
+    recognition: Recognition,
+    qos: Qos,
+    obstacle: Option<String>,
+    programs: Vec<Program>,
+}
+
+/// What a container runs, by its command line, environment and image.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub(super) struct Program {
+    pub(super) software: Software,
+    pub(super) processes: Processes,
+    /// The program that starts others with a fresh environment, if any.
+    pub(super) fresh: Option<&'static str>,
+}
+
+/// All pods that a decision is about, in the order in which they are served.
+pub type PodList = Arc<[Arc<RecognizedPod>]>;
+
+/// Reads the texts of pods.
+pub fn recognized(pods: impl IntoIterator<Item = Pod>) -> PodList {
+    let pods = pods.into_iter();
+    pods.map(|pod| Arc::new(RecognizedPod::from(pod))).collect()
+}
+
+// === impl RecognizedPod ===
+
+impl RecognizedPod {
+    /// The pod's role, and the evidence.
+    pub fn recognition(&self) -> &Recognition {
+        &self.recognition
+    }
+
+    /// The pod's QoS class, as [`qos`] computes it.
+    pub fn qos(&self) -> Qos {
+        self.qos
+    }
+
+    /// Why the pod is not Guaranteed, as [`guaranteed_obstacle`] says it.
+    pub fn guaranteed_obstacle(&self) -> Option<&str> {
+        self.obstacle.as_deref()
+    }
+
+    /// The pod, without what follows from its texts.
+    pub fn pod(&self) -> &Arc<Pod> {
+        &self.pod
+    }
+
+    /// The software of the container with the index.
+    pub fn software(&self, container: usize) -> Software {
+        self.program(container)
+            .map_or(Software::Unknown, |program| program.software)
+    }
+
+    /// What the container with the index runs; `None` for a container outside the pod's description.
+    pub(super) fn program(&self, container: usize) -> Option<&Program> {
+        self.programs.get(container)
+    }
+}
+
+impl Deref for RecognizedPod {
+    type Target = Pod;
+
+    fn deref(&self) -> &Pod {
+        &self.pod
+    }
+}
+
+impl From<Arc<Pod>> for RecognizedPod {
+    fn from(pod: Arc<Pod>) -> Self {
+        let recognition = recognise(&pod);
+        let program = |container| {
+            let found = Search::of(&pod, container);
+            Program {
+                software: software(&pod, &recognition, container),
+                processes: by_launches(&pod, container, found.launches),
+                fresh: found.fresh,
+            }
+        };
+        Self {
+            qos: qos(&pod),
+            obstacle: guaranteed_obstacle(&pod),
+            programs: pod.containers.iter().map(program).collect(),
+            recognition,
+            pod,
+        }
+    }
+}
+
+impl From<Pod> for RecognizedPod {
+    fn from(pod: Pod) -> Self {
+        Arc::new(pod).into()
+    }
+}
+
+impl Default for RecognizedPod {
+    fn default() -> Self {
+        Pod::default().into()
+    }
+}
+
+/// Everything else follows from the pod.
+impl PartialEq for RecognizedPod {
+    fn eq(&self, other: &Self) -> bool {
+        Arc::ptr_eq(&self.pod, &other.pod) || self.pod == other.pod
+    }
+}
