@@ -289,23 +289,19 @@ impl ObservedPod {
         union(self.others(name).map(cpus))
     }
 
-    /// Whether a container of a pod without a description runs on recorded CPUs of the pod that no existing container owns, as
-    /// an init container does. Nobody may have told its name so far.
+    /// Whether a container of a pod without a description runs on recorded CPUs of the pod, as an init container does, some of
+    /// them of containers that do not exist. Nobody may have told its name so far.
     pub(super) fn runs_inside(
         &self,
         container: &ObservedContainer,
         assignment: &PodAssignment,
     ) -> bool {
         let cgroup = &container.cgroup;
-        let others = self.containers.iter();
-        let others = others.filter(|other| other.cgroup.path != cgroup.path);
-        let names: Vec<&str> = others.filter_map(|other| other.name.as_deref()).collect();
-        let owners = assignment.containers.iter();
-        let free = owners.filter(|(name, _)| !names.contains(&name.as_str()));
-        let effective = &cgroup.cpuset.effective;
-        cgroup.populated
-            && !effective.is_empty()
-            && effective.is_subset(&union(free.map(|(_, cpus)| cpus)))
+        let cpus = &cgroup.cpuset.effective;
+        let mut owners = assignment.containers.iter();
+        let has_of_absent =
+            owners.any(|(name, own)| self.container(name).is_none() && !own.is_disjoint(cpus));
+        cgroup.populated && has_of_absent && cpus.is_subset(&assignment.usable())
     }
 
     /// The cgroups in the pod that do not belong to the named container. A cgroup that an earlier run of the container

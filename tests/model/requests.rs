@@ -347,6 +347,13 @@ impl<'a> Agent<'a> {
             Act::List => {
                 self.has_list = true;
                 self.describe();
+                // A pod that is not in the list may now own other CPUs than the last answer said.
+                for (pod, containers) in self.runtime.iter_mut().enumerate() {
+                    if !self.world.pods[pod].known {
+                        let containers = containers.iter_mut().flatten().flatten();
+                        containers.for_each(|one| one.answer = None);
+                    }
+                }
             }
             Act::Ask(request) => came = self.ask(request, usize::MAX)?,
             Act::KillIn(steps, request) => {

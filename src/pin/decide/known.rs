@@ -82,15 +82,18 @@ impl KnownPod<'_> {
         inside.map(|(_, cpus)| *cpus)
     }
 
-    /// Whether the container runs on recorded CPUs of pod mates that do not exist, as an init container does.
+    /// Whether the container runs on recorded CPUs of its pod, as an init container does, some of them of pod mates that do not
+    /// exist. A sidecar that is just being created does not have its CPUs to itself yet.
     fn runs_inside(&self, name: &str, recorded: &PodAssignment) -> bool {
-        let Some(cpus) = self.running.get(name).filter(|cpus| !cpus.is_empty()) else {
+        let Some(cpus) = self.running.get(name) else {
             return false;
         };
-        let owners = recorded.containers.iter();
-        let absent = owners.filter(|(owner, _)| !self.is_live(owner));
-        let absent = absent.fold(CpuSet::new(), |all, (_, cpus)| all.union(cpus));
-        !recorded.containers.contains_key(name) && cpus.is_subset(&absent)
+        let mut owners = recorded.containers.iter();
+        let has_of_absent =
+            owners.any(|(owner, own)| !self.is_live(owner) && !own.is_disjoint(cpus));
+        !recorded.containers.contains_key(name)
+            && has_of_absent
+            && cpus.is_subset(&recorded.usable())
     }
 
     /// Whether another container of the pod may take over the CPUs of a container. While a list is awaited, only those of a
