@@ -30,9 +30,13 @@ impl SeenSets {
         let mut unwritten = std::mem::take(&mut self.unwritten);
         let mut steps = Vec::new();
         let mut look = |path: &str, now: &CpuSet, from: &mut Option<CpuSet>, is_recorded: bool| {
-            let gone = seen.get(path).map(|before| before.difference(now));
+            let before = seen.get(path);
+            let gone = before.map(|before| before.difference(now));
             let offline = gone.unwrap_or_default().difference(online);
-            let missing = offline.union(&unwritten.remove(path).unwrap_or_default());
+            // Another program may have written the set since.
+            let is_kept = before.is_some_and(|before| before.difference(&offline) == *now);
+            let unwritten = unwritten.remove(path).filter(|_| is_kept);
+            let missing = offline.union(&unwritten.unwrap_or_default());
             if !missing.is_subset(now) && from.is_none() && !is_recorded {
                 let earlier = now.union(&missing);
                 *from = Some(earlier.clone());
@@ -190,8 +194,11 @@ mod tests {
             assert_eq!(later.pods[0].cpuset.narrowed_from, Some(set("0-7")));
             // The note is written now, or somebody has given the CPU back.
             assert_eq!(notes(&mut seen, "0-6", online), [""; 0], "{online}");
-            seen.keep_note("kubepods/podx", &set("0-7"));
-            assert_eq!(notes(&mut seen, "0-7", "0-7"), [""; 0], "{online}");
+            // Another program has written the set since.
+            for written in ["0-7", "0-3"] {
+                seen.keep_note("kubepods/podx", &set("0-7"));
+                assert_eq!(notes(&mut seen, written, "0-7"), [""; 0], "{online}");
+            }
         }
     }
 

@@ -3,6 +3,7 @@
 use std::time::{Duration, Instant};
 
 use nix::sys::signal::Signal;
+use pinfold::host::cgroup::CgroupVersion;
 
 use crate::agent::{Agent, Manifests, Settings, best_effort, in_force, worker_with};
 use crate::kernel::{Kernel, Tree, allowed, kernel_tests};
@@ -36,9 +37,9 @@ struct Worker {
     pid: u32,
 }
 
-/// Starts a worker that owns the highest CPU.
-fn pinned_worker(kernel: &Kernel, tree: &mut Tree<'_>, agent: &Agent) -> Worker {
-    let pod = tree.pod("", "worker-uid");
+/// Starts a worker in the cgroup `class` of the tree, or in the tree itself. It owns the highest CPU.
+fn pinned_worker(kernel: &Kernel, tree: &mut Tree<'_>, agent: &Agent, class: &str) -> Worker {
+    let pod = tree.pod(class, "worker-uid");
     let main = tree.container(&pod, "main1");
     let pid = tree.start(&main);
     agent.eventually("the worker is pinned", |status| {
@@ -69,17 +70,26 @@ fn manifests() -> Manifests {
 #[test]
 fn a_write_that_fails_waits_until_something_in_its_way_has_changed() {
     let Some(kernel) = kernel_tests() else { return };
-    let mut tree = kernel.tree_named("kubepods", &[]);
+    // A limit of the whole tree would leave the agent nothing to write, because the CPU would not be on offer.
+    let mut tree = kernel.tree_named("kubepods", &["burstable"]);
+    let class = format!("{}/burstable", tree.path);
     let pods = manifests();
     // With this interval no timer pass can help.
     let settings = Settings::new(&tree.path, &pods, &kernel.all_but_one())
         .with(&["--reconcile-interval", "3600s"]);
     let agent = settings.start();
-    let worker = pinned_worker(&kernel, &mut tree, &agent);
+    let worker = pinned_worker(&kernel, &mut tree, &agent, "burstable");
     at_rest(&agent);
     let before = passes(&agent);
 
-    confine(&kernel, &[&tree.path], &agent, &worker);
+    confine(&kernel, &[&class], &agent, &worker);
+    // On v2 a set may lie outside the set above, so no write is refused there.
+    if kernel.cgroups.version == CgroupVersion::V1 {
+        let outcome = [("outcome", "failed")];
+        agent.eventually("a write is refused", |_| {
+            agent.metric("pinfold_reconcile_steps_total", &outcome) > Some(0.0)
+        });
+    }
     at_rest(&agent);
     let tried = passes(&agent) - before;
     assert!(tried <= 20.0, "{tried} passes\n{}", agent.log());
@@ -95,7 +105,7 @@ fn a_write_that_fails_waits_until_something_in_its_way_has_changed() {
     assert_eq!(errors.len(), all, "{log}");
 
     // The cgroup above gets the CPU back: the next write can succeed, and comes at once.
-    kernel.write_cpus(&tree.path, &kernel.online);
+    kernel.write_cpus(&class, &kernel.online);
     agent.eventually("the worker has its CPU again", |status| {
         in_force(status, "worker-0") && allowed(worker.pid) == kernel.last()
     });
@@ -114,7 +124,7 @@ fn foreign_writes_beside_each_other_are_repaired_at_once() {
     let web = tree.pod("besteffort", "web-uid");
     let web = tree.container(&web, "web1");
     let web_pid = tree.start(&web);
-    let worker = pinned_worker(&kernel, &mut tree, &agent);
+    let worker = pinned_worker(&kernel, &mut tree, &agent, "");
     agent.eventually("the other container has left", |_| {
         allowed(web_pid) == kernel.all_but_one()
     });

@@ -216,7 +216,8 @@ mod tests {
                 sender.send(event).await.unwrap();
             }
             let waits = |state: &ApiConnection| state.wait == Some(ApiWait { until, lists });
-            let state = link.wait_for(waits).await.unwrap();
+            let state = tokio::time::timeout(FIRST_LIST_WAIT, link.wait_for(waits)).await;
+            let state = state.expect("the wait is never known").unwrap();
             assert_eq!(state.problem.as_deref(), Some("away"));
         }
         sender.send(PodsEvent::Recovered).await.unwrap();

@@ -403,14 +403,13 @@ impl<'a> PartitionState<'a> {
         ));
     }
 
-    /// The step after which an owner's written set follows its partition, as after a resize. The set has no effect while the
-    /// partition is live, but it takes force once the partition ends, and until then it misleads whoever reads it. A set that
-    /// Pinfold did not ask for stays.
+    /// The step after which an owner's written set is that of its partition, as after a resize. The set has no effect while the
+    /// partition is live, but it takes force once the partition ends, and until then it misleads whoever reads it.
     fn followed_set(&self, leaf: &Leaf<'_>) -> Option<Step> {
         let (cgroup, online) = (&leaf.container.cgroup, &self.desired.online);
         let written = cgroup.cpuset.cpus.intersection(online);
         let wanted = leaf.target.intersection(online);
-        let lags = !written.is_empty() && written != wanted && leaf.has_own_set(online);
+        let lags = !written.is_empty() && written != wanted;
         // An earlier phase may have written it to keep it off other partitions of the pod.
         let is_due = lags && self.separated(leaf).is_none();
         is_due.then(|| Step::cpus(&cgroup.path, wanted, Reason::Own))
