@@ -2,27 +2,12 @@
 
 use std::sync::Arc;
 
-use serde::{Deserialize, Serialize};
-
 use crate::cluster::Api;
 use crate::cluster::connect;
 use crate::pod::Pod;
 
 /// The longest name of a namespace, in characters.
 const LONGEST_NAMESPACE: usize = 63;
-
-/// Whether the agent uses a source of pods: the Kubernetes API or the container runtime.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize, clap::ValueEnum)]
-#[serde(rename_all = "lowercase")]
-pub enum AutoSwitch {
-    /// On, if the option's condition holds.
-    #[default]
-    Auto,
-    /// On.
-    Always,
-    /// Off.
-    Never,
-}
 
 /// This node's pods, as the API server lists them; `None` before the first list.
 pub type ApiPods = Option<Arc<[Pod]>>;
