@@ -83,6 +83,28 @@ pub enum AgentEvent {
     CgroupsChanged,
 }
 
+// === impl AgentEvent ===
+
+impl AgentEvent {
+    /// Whether the event is a request of the container runtime.
+    pub(super) fn is_request(&self) -> bool {
+        matches!(
+            self,
+            Self::Create { .. } | Self::Start { .. } | Self::Update { .. }
+        )
+    }
+
+    /// Whether nobody waits for the answer any more: the request's time was over before its turn came.
+    pub(super) fn is_expired(&self) -> bool {
+        match self {
+            Self::Create { reply, .. } => reply.is_closed(),
+            Self::Start { reply, .. } => reply.is_closed(),
+            Self::Update { reply, .. } => reply.is_closed(),
+            _ => false,
+        }
+    }
+}
+
 /// An update of the container runtime's pods.
 #[derive(Debug)]
 pub enum RuntimeUpdate {

@@ -287,6 +287,9 @@ impl Reconciler {
 
     fn handle(&mut self, event: AgentEvent) {
         let now = Instant::now();
+        if event.is_expired() {
+            return self.drop_request(&event);
+        }
         match event {
             AgentEvent::Pods {
                 source,
@@ -341,6 +344,15 @@ impl Reconciler {
                 self.schedule.answered(Instant::now());
             }
         }
+    }
+
+    /// Drops a request whose time was over in the queue: the runtime has gone on without the answer, and the requests behind it
+    /// may still be in time. A pass for all pods makes up for what the request would have done.
+    fn drop_request(&mut self, request: &AgentEvent) {
+        if let AgentEvent::Start { uid, container, .. } = request {
+            self.history.begins(uid, container);
+        }
+        self.schedule.on(Trigger::Runtime, Instant::now());
     }
 
     /// Notes whether a tree is watched completely. A pass publishes the problem.

@@ -17,6 +17,7 @@
 //! | 3. CPUs that were just assigned are exempt from drift until the next full scan. | `runtime_requests::cpus_just_assigned_are_exempt_from_drift`, `drift::drift_is_counted_once_and_repaired`, [`passes_that_yield_are_completed_later`] |
 //! | 3. A pass that yields restores what it had noted. | [`passes_that_yield_are_completed_later`]; the backoff of released CPUs is not visible from outside |
 //! | 4. The deadline is three quarters of the runtime's limit, and time in the queue counts. | [`time_in_the_queue_counts_against_the_deadline`], `nri::scenarios::after_a_timeout_the_plugin_chooses_the_answer` |
+//! | 4. A request whose time is over is not carried out. | [`a_request_whose_time_is_over_is_not_carried_out`], `agent::event_queue::a_request_whose_time_is_over_is_not_urgent` |
 //! | 4. Handlers stay in order. | `nri::scenarios::calls_are_answered_in_their_order`, [`a_late_stop_or_remove_updates_the_pods`], `agent::runtime::plugin_handler::a_late_end_is_reported_before_a_newer_creation` |
 //! | 5. An unanswered creation still records its assignment. | [`an_unanswered_create_still_records_its_assignment`] |
 //! | 5. A late stop or remove still updates the store. | [`a_late_stop_or_remove_updates_the_pods`], `agent::runtime::plugin_handler::after_a_timeout_a_stopped_container_still_leaves_the_inventory` |
@@ -620,6 +621,33 @@ fn time_in_the_queue_counts_against_the_deadline() {
         );
     }
     drop(pipe);
+    agent.stop();
+}
+
+#[test]
+fn a_request_whose_time_is_over_is_not_carried_out() {
+    let Some(kernel) = kernel_tests() else { return };
+    let mut tree = kernel.tree();
+    let (root, mut runtime, agent) = start(&kernel, &tree);
+    connect_with_short_limit(&mut runtime, &agent);
+    let worker = event_message(&tree, "worker", 1);
+    runtime.change(RUN_POD_SANDBOX, &worker);
+    let pipe = root.hang();
+    assert_eq!(runtime.create(&worker).cpus, None);
+    // The runtime goes on without the answers: the program runs.
+    tree.make(&path(&worker));
+    tree.start(&path(&worker));
+    runtime.change(START_CONTAINER, &worker);
+    drop(pipe);
+    let status = agent.eventually("a pass pins the container", |status| {
+        in_force(status, "worker") && kernel.effective(&path(&worker)) == kernel.last()
+    });
+    // Nobody waits for these passes any more.
+    let carried_out = ["create", "start_container"].map(|request| passes(&agent, request));
+    assert_eq!(carried_out, [0.0, 0.0], "{}", agent.log());
+    // The program began before it was pinned.
+    let unpinned = &container(&status, "worker", "main").unwrap()["unpinnedSeconds"];
+    assert!(unpinned.as_f64().unwrap() > 0.0, "{status:#}");
     agent.stop();
 }
 
