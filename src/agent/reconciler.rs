@@ -194,6 +194,9 @@ impl Reconciler {
                 (PassOutcome::Failed, None)
             }
         };
+        if (outcome, extent) == (PassOutcome::Done, PassExtent::Node) {
+            self.passes.heartbeat.succeeded();
+        }
         let report = PassReport {
             trigger,
             extent,

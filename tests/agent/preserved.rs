@@ -29,6 +29,7 @@
 //! | 7. The same holds in a pod's scope. | [`a_started_container_is_isolated_two_seconds_after_workqueues_left`]* |
 //! | 8. One D-Bus write may wait 500 ms, and StartContainer uses that path. | [`a_start_waits_for_systemd_to_write_the_cpus`]*, [`a_start_waits_half_a_second_for_each_write_of_systemd_at_most`]*, `host::cgroup::systemd` |
 //! | 9. A failed pass keeps the last snapshot with its error. | [`a_failed_pass_keeps_the_last_snapshot_with_its_error`] |
+//! | 9. Passes that fail again and again make the agent unready, and are counted. | [`passes_that_fail_again_and_again_are_named_and_counted`] |
 //! | 9. A failed pass drops the cached state. | [`a_failed_pass_drops_the_cached_state`] |
 //! | 9. A CPU counts as lost after 900 ms only. | [`a_missing_cpu_counts_as_lost_after_900_ms`]* |
 //! | 10. At shutdown every request that was read is answered. | `runtime_requests::shutdown_answers_every_request_that_was_read`, `nri::scenarios::received_requests_are_answered_after_stop` |
@@ -1210,11 +1211,51 @@ fn a_failed_pass_keeps_the_last_snapshot_with_its_error() {
     });
     assert_eq!(status["errors"].as_array().unwrap().len(), 1, "{status:#}");
     assert_eq!(allowed(pid), kernel.last());
-    assert_eq!(agent.get("/readyz").status, 200);
 
     failing.set_fails(false);
     let status = agent.eventually("passes succeed", |status| !has_failed(status));
     assert_eq!(decided(&status), decided(&before));
+    agent.stop();
+}
+
+#[test]
+fn passes_that_fail_again_and_again_are_named_and_counted() {
+    let Some(kernel) = kernel_tests() else { return };
+    let tree = kernel.tree();
+    let failing = FailingTree::new(&kernel);
+    let pods = Manifests::new();
+    let settings =
+        Settings::new(&tree.path, &pods, &kernel.all_but_one()).with(&["--reconcile-interval=1s"]);
+    let agent = failing.settings(&settings).start();
+    let failures = || agent.metric("pinfold_reconcile_failures_total", &[]);
+    assert_eq!(failures(), Some(0.0));
+    assert_eq!(agent.get("/readyz").status, 200);
+    failing.set_fails(true);
+    agent.eventually("three passes have failed", |_| failures() >= Some(3.0));
+    let status = agent.eventually("the status has the number of failures", |status| {
+        status["errors"].to_string().contains("failed in a row")
+    });
+    assert!(has_failed(&status), "{status:#}");
+    let readiness = agent.get("/readyz");
+    assert_eq!(readiness.status, 503, "{}", readiness.body);
+    assert!(
+        readiness.body.contains("reconcile passes failed in a row"),
+        "{}",
+        readiness.body
+    );
+    assert!(
+        readiness.body.contains(FailingTree::TREE),
+        "{}",
+        readiness.body
+    );
+    // A restart mends nothing.
+    assert_eq!(agent.get("/healthz").status, 200);
+    failing.set_fails(false);
+    agent.eventually("a pass succeeds", |status| !has_failed(status));
+    assert_eq!(agent.get("/readyz").status, 200);
+    let counted = failures();
+    wait_for_rest(&agent);
+    assert_eq!(failures(), counted, "{}", agent.log());
     agent.stop();
 }
 
