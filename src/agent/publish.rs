@@ -186,6 +186,7 @@ impl Reconciler {
         let node = &self.managed.node;
         let mut errors: Vec<String> = self.passes.pods.errors().cloned().collect();
         errors.extend(node.suspended().map(str::to_owned));
+        errors.extend(node.offline_reserved());
         let online = &node.topology.online;
         errors.extend(result.ledger.outside_offer(&result.observed, online));
         if node.reserved.is_disjoint(online) {
