@@ -178,9 +178,10 @@ impl Reconciler {
         mut events: Option<&mut EventQueue>,
     ) -> Option<PassResult> {
         let start = Instant::now();
-        if let PassScope::Node(_) = scope {
-            // A CPU may have gone offline since the last timer tick.
-            self.managed.read_topology_changes();
+        // A CPU may have gone offline since the last pass, also for a request about a single pod.
+        match scope {
+            PassScope::Node(_) => self.managed.read_topology_changes(),
+            PassScope::Pod(_) => drop(self.managed.read_hotplug()),
         }
         let mut has_urgent = || events.as_mut().is_some_and(|queue| queue.has_urgent());
         let end = pass::run(&mut self.passes, &mut self.managed, scope, &mut has_urgent);

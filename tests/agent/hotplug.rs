@@ -12,6 +12,11 @@ use crate::agent::{Manifests, Settings, assigned, container, in_force, worker};
 use crate::kernel::kernel_tests;
 use crate::kubelet::Root;
 use crate::release::release;
+use crate::runtime_requests::{Runtime, event_message, path, wait_for_rest};
+
+/// NRI's numbers of events in StateChange.
+const RUN_POD_SANDBOX: i32 = 1;
+const START_CONTAINER: i32 = 6;
 
 /// A machine's `sys` in a folder.
 pub(crate) struct Machine {
@@ -195,3 +200,38 @@ fn no_agent_starts_without_any_online_reserved_cpu() {
     assert!(errors.contains("no reserved CPU is online"), "{errors}");
 }
 
+#[test]
+fn a_cpu_that_has_just_gone_offline_is_not_assigned() {
+    let Some(kernel) = kernel_tests() else { return };
+    let mut tree = kernel.tree();
+    let machine = Machine::new(&kernel.online);
+    let mut runtime = Runtime::new();
+    // No timer reads the topology, and no pass for all pods runs before the requests.
+    let settings = Settings::without_manifests(&tree.path, &kernel.all_but_one()).with(&[
+        "--api=never",
+        "--reconcile-interval=3600s",
+        "--root-dir",
+        machine.root.path(),
+    ]);
+    let agent = runtime.settings(&settings).start();
+    runtime.connect(&agent);
+    let worker = event_message(&tree, "worker", 1);
+    runtime.change(RUN_POD_SANDBOX, &worker);
+    wait_for_rest(&agent);
+    let back = kernel.online.to_string();
+    machine.write("cpu/online", &kernel.all_but_one().to_string());
+    assert_eq!(runtime.create(&worker).cpus, None, "{}", agent.log());
+    // The CPU comes back before the container starts.
+    tree.make(&path(&worker));
+    tree.start(&path(&worker));
+    wait_for_rest(&agent);
+    machine.write("cpu/online", &back);
+    runtime.change(START_CONTAINER, &worker);
+    assert_eq!(
+        kernel.effective(&path(&worker)),
+        kernel.last(),
+        "{}",
+        agent.log()
+    );
+    agent.stop();
+}
