@@ -29,6 +29,9 @@ pub struct PodStore {
     /// The container runtime's pods, by uid.
     runtime: BTreeMap<String, RuntimePod>,
     has_runtime: bool,
+    /// While the runtime is away: the container ids that the other sources gave when its connection was lost, by the pod's uid
+    /// and the container's name. An id that has changed since then belongs to a container that the runtime has not reported.
+    ids_at_loss: Option<BTreeMap<(String, String), String>>,
     pending: PendingAssignments,
     /// All pods, cached until a source changes.
     known: Option<PodIndex>,
@@ -183,6 +186,7 @@ impl PodStore {
         match news {
             RuntimeUpdate::All(all) => {
                 self.has_runtime = true;
+                self.ids_at_loss = None;
                 self.known = None;
                 let before = std::mem::take(&mut self.runtime);
                 self.runtime = all.into_iter().filter_map(keyed).collect();
@@ -201,7 +205,29 @@ impl PodStore {
                 self.runtime.remove(&uid);
                 self.changed(&uid);
             }
+            RuntimeUpdate::Away => self.runtime_away(),
         }
+    }
+
+    /// Notes that the runtime's connection is lost. The runtime's last ids count until another source gives a newer one: its
+    /// own list may lag behind, and missing data takes no CPUs.
+    fn runtime_away(&mut self) {
+        if self.ids_at_loss.is_some() {
+            return;
+        }
+        let mut ids = BTreeMap::new();
+        for pod in &self.described {
+            let Some(uid) = pod.cgroup_uid() else {
+                continue;
+            };
+            for container in &pod.containers {
+                if let Some(id) = &container.runtime_id {
+                    ids.insert((uid.to_owned(), container.name.clone()), id.clone());
+                }
+            }
+        }
+        self.ids_at_loss = Some(ids);
+        self.known = None;
     }
 
     /// Updates the state after a change of a single pod of the runtime.
@@ -244,7 +270,7 @@ impl PodStore {
     /// requests. Container ids and environments come from the runtime if the runtime has the pod.
     #[doc(hidden)]
     pub fn known(&mut self) -> Arc<Vec<Pod>> {
-        let runtime = &self.runtime;
+        let (runtime, ids_at_loss) = (&self.runtime, self.ids_at_loss.as_ref());
         let mut announced = self.pending.announced().peekable();
         let only_asked_about = announced.peek().is_some();
         if let Some(known) = self.known.as_ref().filter(|_| !only_asked_about) {
@@ -256,7 +282,7 @@ impl PodStore {
                 .is_none_or(|uid| uids.insert(uid.to_owned()))
         };
         let whole = |pod: &Pod| match pod.cgroup_uid().and_then(|uid| runtime.get(uid)) {
-            Some(of_runtime) => with(pod.clone(), of_runtime),
+            Some(of_runtime) => with(pod.clone(), of_runtime, ids_at_loss),
             None => pod.clone(),
         };
         let mut all: Vec<Pod> = self.described.iter().filter(&mut once).map(whole).collect();
@@ -290,7 +316,7 @@ impl PodStore {
             .find(|pod| pod.cgroup_uid() == Some(uid))?
             .clone();
         Some(match runtime {
-            Some(of_runtime) => with(pod, of_runtime),
+            Some(of_runtime) => with(pod, of_runtime, self.ids_at_loss.as_ref()),
             None => pod,
         })
     }
@@ -363,13 +389,30 @@ impl PodStore {
     }
 }
 
-/// A pod with the container ids and the actual environment from the runtime.
-fn with(mut pod: Pod, runtime_pod: &RuntimePod) -> Pod {
-    pod.ids = ContainerIds::Runtime;
+/// A pod with the container ids and the actual environment from the runtime. While the runtime is away, `ids_at_loss` has the
+/// ids of the pod's own source from that moment.
+fn with(
+    mut pod: Pod,
+    runtime_pod: &RuntimePod,
+    ids_at_loss: Option<&BTreeMap<(String, String), String>>,
+) -> Pod {
+    let uid = pod.cgroup_uid().unwrap_or_default().to_owned();
+    // While the runtime is away, further containers may exist.
+    pod.ids = match ids_at_loss {
+        None => ContainerIds::Runtime,
+        Some(_) => ContainerIds::Awaited,
+    };
     for container in &mut pod.containers {
         let Some(known) = runtime_pod.pod.container(&container.name) else {
             continue;
         };
+        let is_newer = |at_loss: &BTreeMap<(String, String), String>| {
+            let key = (uid.clone(), container.name.clone());
+            container.runtime_id.is_some() && container.runtime_id.as_ref() != at_loss.get(&key)
+        };
+        if ids_at_loss.is_some_and(is_newer) {
+            continue;
+        }
         // The runtime leaves out stopped containers. Another id shows that the container was started again after the status was
         // read.
         container.ended &= known.runtime_id == container.runtime_id;
@@ -397,6 +440,7 @@ mod tests {
         All(Vec<usize>),
         Pod(usize, u8),
         Gone(usize),
+        Away,
         Announced(usize),
     }
 
@@ -434,6 +478,7 @@ mod tests {
             (0_usize..6, any::<u8>())
                 .prop_map(|(number, environment)| StoreUpdate::Pod(number, environment)),
             (0_usize..6).prop_map(StoreUpdate::Gone),
+            Just(StoreUpdate::Away),
             (0_usize..6).prop_map(StoreUpdate::Announced),
         ]
     }
@@ -460,7 +505,51 @@ mod tests {
             StoreUpdate::Gone(number) => {
                 store.runtime(RuntimeUpdate::Gone(format!("uid-{number}")));
             }
+            StoreUpdate::Away => store.runtime(RuntimeUpdate::Away),
             StoreUpdate::Announced(number) => store.pending().announce(pod(number, 2)),
+        }
+    }
+
+    /// A pod with a container that has the id.
+    fn with_id(id: Option<&str>) -> Pod {
+        let mut pod = pod(0, 0);
+        for container in &mut pod.containers {
+            container.runtime_id = id.map(str::to_owned);
+        }
+        pod
+    }
+
+    #[test]
+    fn while_the_runtime_is_away_its_id_counts_until_the_api_gives_a_newer_one() {
+        let runtime = |id| {
+            let pod = with_id(Some(id));
+            let injected = BTreeMap::new();
+            RuntimeUpdate::All(vec![RuntimePod { pod, injected }])
+        };
+        // The last id of the API at the loss, and what it gives later.
+        for before in [None, Some("old"), Some("running")] {
+            let mut store = PodStore::new(ContainerIds::Awaited);
+            let api = |store: &mut PodStore, id| {
+                store.pods(PodSource::Api, vec![with_id(id)], Vec::new());
+            };
+            let known = |store: &mut PodStore| {
+                let pod = store.pod("uid-0").unwrap();
+                assert_eq!(store.known().as_slice(), std::slice::from_ref(&pod));
+                (pod.ids, pod.containers[0].runtime_id.clone().unwrap())
+            };
+            let is = |ids, id: &str| (ids, id.to_owned());
+            api(&mut store, before);
+            store.runtime(runtime("running"));
+            assert_eq!(known(&mut store), is(ContainerIds::Runtime, "running"));
+            store.runtime(RuntimeUpdate::Away);
+            assert_eq!(known(&mut store), is(ContainerIds::Awaited, "running"));
+            // A list that repeats what the API had given is no news.
+            api(&mut store, before);
+            assert_eq!(known(&mut store), is(ContainerIds::Awaited, "running"));
+            api(&mut store, Some("again"));
+            assert_eq!(known(&mut store), is(ContainerIds::Awaited, "again"));
+            store.runtime(runtime("later"));
+            assert_eq!(known(&mut store), is(ContainerIds::Runtime, "later"));
         }
     }
 

@@ -118,7 +118,12 @@ pub trait Plugin: Send + Sync + 'static {
         containers: Vec<Container>,
     ) -> impl Future<Output = Result<(), Refusal>> + Send;
 
-    /// A container is about to be created. The container has no cgroup yet.
+    /// A connection has ended. Until the next [`synchronize`](Self::synchronize), the runtime reports no changes, so what it
+    /// has reported grows old.
+    fn disconnected(&self) {}
+
+    /// A container is about to be created. The container has no cgroup yet. A handler that waits for something leaves enough
+    /// time until the deadline for its own work.
     ///
     /// # Errors
     /// A refusal fails the container.

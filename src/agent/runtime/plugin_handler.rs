@@ -280,6 +280,10 @@ impl nri::Plugin for PluginHandler {
         Ok(())
     }
 
+    fn disconnected(&self) {
+        self.send(AgentEvent::Runtime(RuntimeUpdate::Away));
+    }
+
     async fn create(
         &self,
         sandbox: &PodSandbox,
