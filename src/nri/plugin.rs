@@ -4,6 +4,8 @@ use std::fmt;
 use std::future::Future;
 use std::time::Duration;
 
+use tokio::time::Instant;
+
 use super::{Container, ContainerAdjustment, CpuChange, Event, EventRequest, EventSet, PodSandbox};
 
 /// A refusal, as text. The runtime passes the text on, and `kubectl describe pod` shows the text.
@@ -131,6 +133,7 @@ pub trait Plugin: Send + Sync + 'static {
         &self,
         pod: &PodSandbox,
         container: &Container,
+        deadline: Instant,
     ) -> impl Future<Output = Result<ContainerAdjustment, Refusal>> + Send;
 
     /// A container is about to start. The cgroup exists, and the first process waits.

@@ -863,3 +863,16 @@ fn a_container_that_restarts_while_the_runtime_is_away_is_pinned_by_the_api() {
     agent.stop();
 }
 
+#[test]
+fn a_short_time_limit_of_the_runtime_leaves_time_for_the_decision() {
+    let Some(kernel) = kernel_tests() else { return };
+    let tree = kernel.tree();
+    let (cluster, mut runtime) = (Cluster::new(), ContainerRuntime::new());
+    let agent = runtime.settings(&cluster.settings(&tree, &kernel)).start();
+    // The agent has 450 ms, less than its longest wait for the API server, which does not know the pod.
+    runtime.connect_with_limit(&agent, 600);
+    let worker = event_message(&tree, "worker", 1);
+    runtime.change(1, &worker);
+    assert_eq!(runtime.create(&worker).cpus, Some(kernel.last()));
+    agent.stop();
+}

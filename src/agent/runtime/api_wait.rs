@@ -4,12 +4,17 @@ use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
 use tokio::sync::watch;
+use tokio::time::Instant;
 
 use crate::agent::cluster::ApiPods;
 
 /// The longest wait of a CreateContainer request. The kubelet and the agent learn of a new pod at the same time. A busy machine
 /// may delay either process.
-pub(super) const API_WAIT: Duration = Duration::from_millis(500);
+const API_WAIT: Duration = Duration::from_millis(500);
+
+/// The part of the time until a request's deadline that the wait may take: one third. The decision needs the rest, and the runtime
+/// may be configured to wait only a short time.
+const PART: u32 = 3;
 
 /// Waits for the API server's description of new pods.
 pub(super) struct ApiWait {
@@ -28,15 +33,20 @@ impl ApiWait {
         }
     }
 
-    /// Waits until the server lists the pod, at most `left`. Before the first list, the wait ends at once. For a pod that the
+    /// Waits until the server lists the pod, at most [`API_WAIT`] and a third of the time until the `deadline`. Before the first list, the wait ends at once. For a pod that the
     /// server never lists, the runtime's description counts. After a timeout, the server may hang although the connection is
     /// open. Further requests then do not wait, until the server sends an update.
-    pub(super) async fn wait(&self, uid: &str, left: Duration) {
+    pub(super) async fn wait(&self, uid: &str, deadline: Instant) {
         let is_silent = |pods: &watch::Receiver<ApiPods>| !pods.has_changed().unwrap_or(true);
         if self.lock().as_ref().is_some_and(is_silent) {
             return;
         }
         let mut pods = self.pods.clone();
+        // If the request is cancelled during the wait, the server counts as silent, too.
+        pods.mark_unchanged();
+        *self.lock() = Some(pods.clone());
+        let rest = deadline.saturating_duration_since(Instant::now());
+        let left = API_WAIT.min(rest / PART);
         let is_listed = |pods: &ApiPods| {
             let listed = pods.as_deref();
             listed.is_none_or(|pods| pods.iter().any(|pod| pod.names(uid)))
@@ -56,8 +66,6 @@ impl ApiWait {
 
 #[cfg(test)]
 mod tests {
-    use tokio::time::Instant;
-
     use super::*;
     use crate::pod::Pod;
 
@@ -70,9 +78,42 @@ mod tests {
     }
 
     async fn waited(wait: &ApiWait, uid: &str) -> Duration {
+        waited_with(wait, uid, Duration::from_millis(1500)).await
+    }
+
+    /// The time of a wait for a request that has this time until its deadline.
+    async fn waited_with(wait: &ApiWait, uid: &str, limit: Duration) -> Duration {
         let start = Instant::now();
-        wait.wait(uid, API_WAIT).await;
+        wait.wait(uid, start + limit).await;
         start.elapsed()
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn the_decision_has_most_of_a_short_time_limit() {
+        let (sender, receiver) = watch::channel(pods(&["a"]));
+        let wait = ApiWait::new(receiver);
+        for limit in [0, 30, 375, 1500, 6000].map(Duration::from_millis) {
+            let waited = waited_with(&wait, "b", limit).await;
+            // The clock of tokio has milliseconds.
+            let expected = API_WAIT.min(limit / 3);
+            assert!(
+                waited.abs_diff(expected) <= Duration::from_millis(1),
+                "{limit:?}: {waited:?}"
+            );
+            sender.send_replace(pods(&["a"]));
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_cancelled_wait_shows_a_silent_server_too() {
+        let (sender, receiver) = watch::channel(pods(&["a"]));
+        let wait = ApiWait::new(receiver);
+        sender.send_replace(pods(&["a", "b"]));
+        let cancelled = tokio::time::timeout(Duration::from_millis(100), waited(&wait, "c"));
+        assert!(cancelled.await.is_err());
+        assert_eq!(waited(&wait, "c").await, Duration::ZERO);
+        sender.send_replace(pods(&["a", "b"]));
+        assert_eq!(waited(&wait, "c").await, API_WAIT);
     }
 
     #[tokio::test(start_paused = true)]
