@@ -526,7 +526,7 @@ fn what_makes_no_sense_is_refused_in_a_sentence() {
         (&["--dry-run", "--cpus", "1024"], "for exclusive use"),
         (
             &["--dry-run", "--reserved", "4000-4001"],
-            "not online, but reserved",
+            "no reserved CPU is online",
         ),
         (&["--dry-run", "--reserved", "0-"], "--reserved"),
         (&["--dry-run", "--steps", "x"], "--command"),

@@ -2,6 +2,7 @@
 
 mod log;
 mod renamed_keys;
+mod sources;
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
@@ -13,8 +14,8 @@ use jiff::fmt::serde::unsigned_duration::friendly::compact;
 use serde::{Deserialize, Serialize};
 
 pub use self::log::{Log, LogFormat};
-use super::cluster::model::{self, AutoSwitch};
-pub use super::runtime::Runtime;
+pub use self::sources::{AutoSwitch, Runtime};
+use super::cluster::model;
 use crate::cpu::CpuSet;
 use crate::metrics::COLLECTORS;
 use crate::pin::cpu_isolation::CpuIsolationOptions;

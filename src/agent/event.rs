@@ -77,6 +77,28 @@ pub enum AgentEvent {
     CgroupsChanged,
 }
 
+// === impl AgentEvent ===
+
+impl AgentEvent {
+    /// Whether the event is a request of the container runtime.
+    pub(super) fn is_request(&self) -> bool {
+        matches!(
+            self,
+            Self::Create { .. } | Self::Start { .. } | Self::Update { .. }
+        )
+    }
+
+    /// Whether nobody waits for the answer any more: the request's time was over before its turn came.
+    pub(super) fn is_expired(&self) -> bool {
+        match self {
+            Self::Create { reply, .. } => reply.is_closed(),
+            Self::Start { reply, .. } => reply.is_closed(),
+            Self::Update { reply, .. } => reply.is_closed(),
+            _ => false,
+        }
+    }
+}
+
 /// A change of a source's pods, with the errors of reading.
 #[derive(Debug)]
 pub struct PodsUpdate {
@@ -155,6 +177,8 @@ pub enum RuntimeUpdate {
     Pod(Box<RuntimePod>),
     /// The uid of a removed pod.
     Gone(String),
+    /// The connection is lost. Until the next complete list, the runtime says nothing about containers that start again.
+    Away,
 }
 
 /// A pod as described by the container runtime.

@@ -34,20 +34,14 @@ impl EventQueue {
         }
     }
 
-    /// Whether an urgent event waits: a runtime request, or a new pod. The cgroup of a new pod is read at once, so that the
-    /// first CreateContainer of the pod need not wait for the read.
+    /// Whether an urgent event waits: a runtime request whose time is not over, or a new pod. The cgroup of a new pod is read at
+    /// once, so that the first CreateContainer of the pod need not wait for the read.
     pub(super) fn has_urgent(&mut self) -> bool {
         while let Ok(event) = self.events.try_recv() {
             self.peeked.push_back(event);
         }
         let is_urgent = |event: &AgentEvent| {
-            matches!(
-                event,
-                AgentEvent::Create { .. }
-                    | AgentEvent::Start { .. }
-                    | AgentEvent::Update { .. }
-                    | AgentEvent::NewPod(_)
-            )
+            matches!(event, AgentEvent::NewPod(_)) || event.is_request() && !event.is_expired()
         };
         self.peeked.iter().any(is_urgent)
     }
@@ -69,6 +63,24 @@ mod tests {
         assert!(inbox.has_urgent());
         inbox.next().await.unwrap();
         assert!(!inbox.has_urgent());
+    }
+
+    #[tokio::test]
+    async fn a_request_whose_time_is_over_is_not_urgent() {
+        let (events, inbox) = mpsc::channel(8);
+        let mut inbox = EventQueue::new(inbox);
+        let (reply, answer) = oneshot::channel();
+        let (uid, container) = ("uid".to_owned(), "main".to_owned());
+        let update = AgentEvent::Update {
+            uid,
+            container,
+            reply,
+        };
+        events.send(update).await.unwrap();
+        assert!(inbox.has_urgent());
+        drop(answer);
+        assert!(!inbox.has_urgent());
+        assert!(inbox.next().await.unwrap().is_expired());
     }
 
     #[tokio::test]

@@ -6,6 +6,9 @@ use std::time::{Duration, Instant};
 
 use super::schedule::LONGEST_DELAY;
 
+/// How many passes in a row must fail before the agent is no longer ready. A single pass may fail beside a pod that ends.
+const FAILURES: u32 = 3;
+
 /// The reconciler's sign of life. Clones share it.
 #[derive(Debug, Clone)]
 pub struct Heartbeat {
@@ -20,6 +23,10 @@ struct PassTimes {
     finished: Option<Instant>,
     /// The running operation and its start time; `None` between two passes.
     operation: Option<(Cow<'static, str>, Instant)>,
+    /// How many passes have failed since the last one that succeeded.
+    failures: u32,
+    /// The error of the last pass, if it failed.
+    error: Option<String>,
 }
 
 /// The health of the reconciler.
@@ -54,12 +61,36 @@ impl Heartbeat {
         self.beat().operation = None;
     }
 
-    /// Notes the end of a pass, with success or with an error.
+    /// Notes the end of a pass, with success or with an error. A pass that fails is a sign of life, too: the reconciler does
+    /// not hang, and a new process would read the same files.
     pub(super) fn finish(&self) {
-        *self.beat() = PassTimes {
-            finished: Some(Instant::now()),
-            operation: None,
-        };
+        let mut beat = self.beat();
+        beat.finished = Some(Instant::now());
+        beat.operation = None;
+    }
+
+    /// Notes that a pass for all pods has failed. Returns how many have failed in a row.
+    pub(super) fn failed(&self, error: String) -> u32 {
+        let mut beat = self.beat();
+        beat.failures = beat.failures.saturating_add(1);
+        beat.error = Some(error);
+        beat.failures
+    }
+
+    /// Notes that a pass for all pods has succeeded.
+    pub(super) fn succeeded(&self) {
+        let mut beat = self.beat();
+        (beat.failures, beat.error) = (0, None);
+    }
+
+    /// Why the agent does not do its work although it is alive: [`FAILURES`] passes or more have failed in a row.
+    pub(super) fn failing(&self) -> Option<String> {
+        let beat = self.beat();
+        let error = beat.error.as_ref().filter(|_| beat.failures >= FAILURES)?;
+        Some(format!(
+            "{} reconcile passes failed in a row, the last one with: {error}",
+            beat.failures
+        ))
     }
 
     /// The present health of the reconciler.
@@ -127,6 +158,31 @@ mod tests {
             Health::Alive,
             "no overflow with any configuration"
         );
+    }
+
+    #[test]
+    fn only_passes_that_fail_in_a_row_are_a_problem_and_none_is_a_reason_to_restart() {
+        let heartbeat = Heartbeat::new(Duration::from_secs(10));
+        let pass = |error: Option<&str>| {
+            match error {
+                Some(error) => drop(heartbeat.failed(error.to_owned())),
+                None => heartbeat.succeeded(),
+            }
+            heartbeat.finish();
+            heartbeat.failing()
+        };
+        assert_eq!(pass(Some("first")), None);
+        assert_eq!(pass(Some("second")), None);
+        assert_eq!(pass(None), None);
+        assert_eq!(pass(Some("first")), None);
+        assert_eq!(pass(Some("second")), None);
+        let failing = pass(Some("third")).unwrap();
+        assert!(
+            failing.starts_with("3 ") && failing.ends_with("third"),
+            "{failing}"
+        );
+        assert_eq!(heartbeat.health(), Health::Alive);
+        assert_eq!(pass(None), None);
     }
 
     #[test]

@@ -32,6 +32,9 @@ const SCRAPE_TIMEOUT: &str = "x-prometheus-scrape-timeout-seconds";
 /// The longest time reserved for sending the page. With a short timeout, a quarter of the timeout is reserved.
 const SCRAPE_MARGIN: Duration = Duration::from_millis(500);
 
+/// The answer before the first successful pass.
+const NO_PASS: &str = "not ready: no reconcile pass has succeeded so far\n";
+
 /// The state from which requests are answered.
 #[derive(Debug)]
 pub(super) struct HttpState {
@@ -168,7 +171,7 @@ impl HttpState {
         let containers = snapshot.containers.iter();
         let status = ShortStatus {
             restricted: refusal.to_string(),
-            ready: self.awaited().is_none(),
+            ready: self.is_ready(),
             enforcement: snapshot.enforcement,
             exclusive_containers: containers
                 .filter(|container| container.assigned.is_some() && container.effective.is_some())
@@ -181,6 +184,11 @@ impl HttpState {
     /// The reason why a working agent is not ready yet.
     fn awaited(&self) -> Option<String> {
         self.link.as_ref().and_then(ClusterLink::awaited)
+    }
+
+    /// Whether the agent does its work: it knows its pods, and its passes do not fail again and again.
+    fn is_ready(&self) -> bool {
+        self.awaited().is_none() && self.heartbeat.failing().is_none()
     }
 
     /// The problems of a ready agent, as sentences for people.
@@ -225,11 +233,8 @@ async fn answer(caller: &Caller, state: &HttpState, making: &PageBuilder) -> Res
     let snapshot = state.snapshot.borrow().clone();
     match (request.uri.path(), snapshot) {
         ("/healthz", _) => health(state),
-        ("/readyz", Some(snapshot)) => readiness(state, &snapshot, caller.is_local),
-        ("/readyz" | "/metrics" | "/status", None) => text(
-            StatusCode::SERVICE_UNAVAILABLE,
-            "not ready: the first reconcile pass has not ended\n",
-        ),
+        ("/readyz", snapshot) => readiness(state, snapshot.as_deref(), caller.is_local),
+        ("/metrics" | "/status", None) => text(StatusCode::SERVICE_UNAVAILABLE, NO_PASS),
         ("/metrics", Some(snapshot)) => metrics_page(caller, state, making, &snapshot).await,
         ("/status", Some(snapshot)) => status_page(caller, state, making, &snapshot).await,
         ("/", _) => text(
@@ -258,7 +263,20 @@ fn health(state: &HttpState) -> Response<BodyPieces> {
 }
 
 /// The readiness probe. Only callers on this host read sentences, which may name pods and the API server's address.
-fn readiness(state: &HttpState, snapshot: &Snapshot, is_local: bool) -> Response<BodyPieces> {
+fn readiness(
+    state: &HttpState,
+    snapshot: Option<&Snapshot>,
+    is_local: bool,
+) -> Response<BodyPieces> {
+    if let Some(failing) = state.heartbeat.failing() {
+        let remote = "the reconcile passes fail again and again (the log has the reason)";
+        let reason = if is_local { failing.as_str() } else { remote };
+        let says = format!("not ready: {}; assignments stay\n", escape(reason));
+        return text(StatusCode::SERVICE_UNAVAILABLE, says);
+    }
+    let Some(snapshot) = snapshot else {
+        return text(StatusCode::SERVICE_UNAVAILABLE, NO_PASS);
+    };
     match (state.awaited(), state.problems(snapshot)) {
         (Some(awaited), _) => {
             let remote = "the agent waits for the API server (the log has the reason)";

@@ -51,13 +51,23 @@ impl ManagedNode {
         }
     }
 
-    /// Takes changes of the online CPUs and NUMA nodes. Without a change, the rest of the topology is not read.
+    /// Takes changes of the online CPUs and NUMA nodes, and the NUMA nodes that the cgroups above the pods allow.
     pub(super) fn read_topology_changes(&mut self) {
+        if !self.read_hotplug() {
+            self.node.read_memory_nodes();
+        }
+    }
+
+    /// Takes changes of the online CPUs and NUMA nodes. Without a change, the rest of the topology is not read. Returns whether
+    /// there was a change.
+    ///
+    /// Every pass that decides begins with this comparison, because a CPU that has gone offline must not be assigned. It reads
+    /// four small files, which took 45 to 75 µs on a busy virtual machine with two CPUs.
+    pub(super) fn read_hotplug(&mut self) -> bool {
         let root = &self.node.config.root_dir;
         let hotplug_state = topology::HotplugState::read(root);
         if hotplug_state == self.hotplug_state {
-            self.node.read_memory_nodes();
-            return;
+            return false;
         }
         match topology::read(root) {
             Ok(topology) => {
@@ -82,6 +92,7 @@ impl ManagedNode {
                 self.topology_error = Some(error);
             }
         }
+        true
     }
 }
 

@@ -111,6 +111,21 @@ impl AgentNode {
         self.memory_nodes = nodes;
     }
 
+    /// What is wrong with the configured reserved CPUs while others of them are online, as a sentence.
+    pub(super) fn offline_reserved(&self) -> Option<String> {
+        let configured = self.config.reserved.as_ref()?;
+        let online = configured.intersection(&self.topology.online);
+        let missing = configured.difference(&online);
+        (!online.is_empty() && !missing.is_empty()).then(|| {
+            format!(
+                "reserved, but not online: {}; for now the reserve is {}, so bring the rest online, or name other CPUs with \
+                 --reserved",
+                missing.in_words(),
+                online.in_words()
+            )
+        })
+    }
+
     /// Whether the configuration names no reserved CPUs.
     fn has_default_reserved(&self) -> bool {
         self.config.reserved.as_ref().is_none_or(CpuSet::is_empty)
@@ -256,17 +271,18 @@ impl AgentNode {
 
 /// The configured reserved CPUs, else the lowest core without a CPU isolated at boot. The default ignores assignments.
 ///
+/// Offline CPUs among the configured ones stay reserved for the time when they are online again, as in an agent whose CPUs go
+/// offline while it runs.
+///
 /// # Errors
-/// Reserved CPUs that are not online here.
+/// None of the configured CPUs is online.
 pub fn reserved(configured: Option<&CpuSet>, topology: &Topology) -> anyhow::Result<CpuSet> {
     let Some(configured) = configured.filter(|configured| !configured.is_empty()) else {
         return Ok(default_reserved(topology, &CpuSet::new()));
     };
-    let missing = configured.difference(&topology.online);
     anyhow::ensure!(
-        missing.is_empty(),
-        "not online, but reserved: {}; online CPUs: {}; name online CPUs with --reserved",
-        missing.in_words(),
+        !configured.is_disjoint(&topology.online),
+        "no reserved CPU is online: reserved are {configured}, online {}; name online CPUs with --reserved",
         topology.online
     );
     Ok(configured.clone())

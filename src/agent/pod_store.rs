@@ -35,6 +35,9 @@ pub struct PodStore {
     /// Mirror pods without effect, as sentences.
     conflicts: Vec<String>,
     has_runtime: bool,
+    /// While the runtime is away: the container ids that the other sources gave when its connection was lost, by the pod's uid
+    /// and the container's name. An id that has changed since then belongs to a container that the runtime has not reported.
+    ids_at_loss: Option<BTreeMap<(String, String), String>>,
     pending: PendingAssignments,
     /// Which lists of pods are awaited.
     lists: PodLists,
@@ -309,6 +312,7 @@ impl PodStore {
         match update {
             RuntimeUpdate::All(all) => {
                 self.has_runtime = true;
+                self.ids_at_loss = None;
                 let before = std::mem::take(&mut self.runtime);
                 self.runtime = all.into_iter().filter_map(keyed).collect();
                 before.keys().for_each(|uid| self.settle(uid));
@@ -327,8 +331,32 @@ impl PodStore {
                 self.settle(&uid);
                 changed.insert(uid);
             }
+            RuntimeUpdate::Away => self.runtime_away(&mut changed),
         }
         self.renew(&changed);
+    }
+
+    /// Notes that the runtime's connection is lost, and adds the uids of the runtime's pods to `changed`. The runtime's last ids
+    /// count until another source gives a newer one: its own list may lag behind, and missing data takes no CPUs.
+    fn runtime_away(&mut self, changed: &mut BTreeSet<String>) {
+        if self.ids_at_loss.is_some() {
+            return;
+        }
+        let mut ids = BTreeMap::new();
+        for (key, pod) in &self.described {
+            let identified = self.index.identified.get(key);
+            let identified = identified.map(|identified| identified.uid.as_str());
+            let Some(uid) = identified.or_else(|| pod.cgroup_uid()) else {
+                continue;
+            };
+            for container in &pod.containers {
+                if let Some(id) = &container.runtime_id {
+                    ids.insert((uid.to_owned(), container.name.clone()), id.clone());
+                }
+            }
+        }
+        self.ids_at_loss = Some(ids);
+        changed.extend(self.runtime.keys().cloned());
     }
 
     /// Puts the pods with the uids together anew, after a change of a source. What is evidence for a mirror pod may have changed,
@@ -366,11 +394,11 @@ impl PodStore {
                     pod.uid = Some(identified.uid.clone());
                     pod.confirmed = identified.confirmed;
                 }
-                Some(Arc::new(with(pod, runtime)))
+                Some(Arc::new(with(pod, runtime, self.ids_at_loss.as_ref())))
             }
             (None, Some(of_runtime)) => {
                 let pod = of_runtime.pod.clone();
-                Some(Arc::new(with(pod, runtime)))
+                Some(Arc::new(with(pod, runtime, self.ids_at_loss.as_ref())))
             }
             (None, None) => None,
         };
@@ -509,12 +537,22 @@ impl PodStore {
     }
 }
 
-/// A pod with the container ids and the actual environment from the runtime, if the runtime has the pod.
-fn with(mut pod: Pod, runtime_pod: Option<&RuntimePod>) -> Pod {
+/// A pod with the container ids and the actual environment from the runtime, if the runtime has the pod. While the runtime is
+/// away, `ids_at_loss` has the ids of the pod's own source from that moment.
+fn with(
+    mut pod: Pod,
+    runtime_pod: Option<&RuntimePod>,
+    ids_at_loss: Option<&BTreeMap<(String, String), String>>,
+) -> Pod {
     let Some(runtime_pod) = runtime_pod else {
         return pod;
     };
-    pod.ids = ContainerIds::Runtime;
+    let uid = pod.cgroup_uid().unwrap_or_default().to_owned();
+    // While the runtime is away, further containers may exist.
+    pod.ids = match ids_at_loss {
+        None => ContainerIds::Runtime,
+        Some(_) => ContainerIds::Awaited,
+    };
     let of_runtime = runtime_pod.pod.containers.iter();
     let of_runtime: HashMap<&str, &Container> = of_runtime
         .map(|container| (container.name.as_str(), container))
@@ -523,6 +561,13 @@ fn with(mut pod: Pod, runtime_pod: Option<&RuntimePod>) -> Pod {
         let Some(known) = of_runtime.get(container.name.as_str()) else {
             continue;
         };
+        let is_newer = |at_loss: &BTreeMap<(String, String), String>| {
+            let key = (uid.clone(), container.name.clone());
+            container.runtime_id.is_some() && container.runtime_id.as_ref() != at_loss.get(&key)
+        };
+        if ids_at_loss.is_some_and(is_newer) {
+            continue;
+        }
         // The runtime leaves out stopped containers. Another id shows that the container was started again after the status was
         // read.
         container.ended &= known.runtime_id == container.runtime_id;

@@ -98,16 +98,22 @@ impl Reconciler {
         })
     }
 
-    /// Publishes an error with the last known state.
+    /// Counts a failed pass, and publishes its error with the last known state.
     pub(super) fn publish_failure(&mut self, error: &anyhow::Error) {
         let line = format!("the reconcile pass failed: {error:#}");
         if self.passes.log.admits(&line, Instant::now()) {
             tracing::error!("{line}");
         }
+        self.passes.metrics.reconcile_failures.inc();
+        let failures = self.passes.heartbeat.failed(format!("{error:#}"));
         let last = self.published.borrow().clone();
         if let Some(last) = last {
+            let in_a_row = match failures {
+                0 | 1 => String::new(),
+                failures => format!(" ({failures} passes failed in a row)"),
+            };
             let errors = vec![format!(
-                "the last reconcile pass failed, and this state is older: {error:#}"
+                "the last reconcile pass failed, and this state is older{in_a_row}: {error:#}"
             )];
             self.published.send_replace(Some(Arc::new(Snapshot {
                 errors,
@@ -185,6 +191,7 @@ impl Reconciler {
         let node = &self.managed.node;
         let mut errors: Vec<String> = self.passes.pods.errors().cloned().collect();
         errors.extend(node.suspended().map(str::to_owned));
+        errors.extend(node.offline_reserved());
         let online = &node.topology.online;
         errors.extend(result.ledger.on_withheld_cpus(&result.observed, online));
         if node.reserved.is_disjoint(online) {

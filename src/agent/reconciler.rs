@@ -186,9 +186,10 @@ impl Reconciler {
         mut events: Option<&mut EventQueue>,
     ) -> Option<PassResult> {
         let start = Instant::now();
-        if let PassScope::Node(_) = scope {
-            // A CPU may have gone offline since the last timer tick.
-            self.managed.read_topology_changes();
+        // A CPU may have gone offline since the last pass, also for a request about a single pod.
+        match scope {
+            PassScope::Node(_) => self.managed.read_topology_changes(),
+            PassScope::Pod(_) => drop(self.managed.read_hotplug()),
         }
         let mut has_urgent = || events.as_mut().is_some_and(|queue| queue.has_urgent());
         let end = pass::run(&mut self.passes, &mut self.managed, scope, &mut has_urgent);
@@ -202,6 +203,9 @@ impl Reconciler {
                 (PassOutcome::Failed, None)
             }
         };
+        if (outcome, extent) == (PassOutcome::Done, PassExtent::Node) {
+            self.passes.heartbeat.succeeded();
+        }
         let report = PassReport {
             trigger,
             extent,
@@ -295,6 +299,9 @@ impl Reconciler {
 
     fn handle(&mut self, event: AgentEvent) {
         let now = Instant::now();
+        if event.is_expired() {
+            return self.drop_request(&event);
+        }
         match event {
             AgentEvent::Pods(update) => self.handle_pods(update),
             // Pods unknown to all sources keep their CPUs: the kernel has the assignment records. A folder of manifests is
@@ -345,6 +352,15 @@ impl Reconciler {
                 self.schedule.answered(Instant::now());
             }
         }
+    }
+
+    /// Drops a request whose time was over in the queue: the runtime has gone on without the answer, and the requests behind it
+    /// may still be in time. A pass for all pods makes up for what the request would have done.
+    fn drop_request(&mut self, request: &AgentEvent) {
+        if let AgentEvent::Start { uid, container, .. } = request {
+            self.history.begins(uid, container);
+        }
+        self.schedule.on(Trigger::Runtime, Instant::now());
     }
 
     /// Notes whether a tree is watched completely. A pass publishes the problem.

@@ -420,6 +420,9 @@ pub async fn run(config: Config) -> anyhow::Result<()> {
     let cluster = ClusterContext::open(&config, |name| std::env::var(name).ok()).await?;
     let node = AgentNode::new(config)?;
     let _lock = lock(node.cgroups.root())?;
+    if let Some(problem) = node.offline_reserved() {
+        tracing::warn!("{problem}");
+    }
     // A log entry is one line, so the document that `pinfold config` prints becomes several entries.
     for line in node.config.to_yaml()?.lines() {
         tracing::info!("configuration: {line}");

@@ -172,10 +172,7 @@ impl Reconciler {
     /// A `required` pod with enforcement `cpuset` needs a node pass: the node pass finds containers of other pods on the pod's
     /// CPUs.
     pub(super) fn handle_start(&mut self, uid: &str, container: &str, reply: StartReply) {
-        // If the runtime has given up waiting, the program runs already.
-        if !reply.is_closed() {
-            self.history.waits(uid, container);
-        }
+        self.history.waits(uid, container);
         let required = self.passes.pods.requires(uid);
         let enforcement = self.managed.node.enforcement;
         let request = RuntimeRequest::Start { uid };

@@ -29,7 +29,7 @@ pub(super) enum Trigger {
     Pods,
     /// Cgroups were made, removed or written.
     Cgroups,
-    /// The container runtime has listed its containers, or is about to change a container.
+    /// The container runtime has listed its containers, is about to change a container, or went on without an answer.
     Runtime,
     /// CreateContainer was answered. The next pass takes the new owner's CPUs from the shared containers.
     Create,

@@ -11,8 +11,7 @@ use super::{Line, OutputFormat};
 #[cfg(feature = "portforward")]
 use super::{agents::ClusterArgs, cluster_doctor};
 use crate::agent::AgentNode;
-use crate::agent::cluster::AutoSwitch;
-use crate::agent::config::{Config, EnforcementChoice, Overrides, Runtime};
+use crate::agent::config::{AutoSwitch, Config, EnforcementChoice, Overrides, Runtime};
 use crate::cpu::Topology;
 use crate::host::cgroup::{CgroupError, CgroupVersion, Cgroups, join_host};
 use crate::host::topology;

@@ -10,7 +10,7 @@ use prometheus::{
 use super::families::{
     CONTAINER_UNPINNED_SECONDS, DRIFT, Family, MANIFEST_ERRORS, MOVES, NRI_CALL_DURATION_SECONDS,
     NRI_UNANSWERED, PROCESS_CPU_SECONDS, PROCESS_START_TIME_SECONDS, RECONCILE_DURATION_SECONDS,
-    RECONCILES, STEPS, UNGUARDED_STARTS,
+    RECONCILE_FAILURES, RECONCILES, STEPS, UNGUARDED_STARTS,
 };
 use crate::pin::DriftCause;
 
@@ -20,6 +20,8 @@ pub struct AgentMetrics {
     registry: Registry,
     /// Reconcile passes by trigger.
     pub reconciles: IntCounterVec,
+    /// Reconcile passes that failed.
+    pub reconcile_failures: IntCounter,
     /// The duration of a reconcile pass.
     pub reconcile_seconds: Histogram,
     /// Steps by outcome.
@@ -57,6 +59,7 @@ impl AgentMetrics {
         let opts = |family: &Family| Opts::new(family.name, family.help);
         let buckets = |family: &Family| HistogramOpts::from(opts(family)).buckets(SECONDS.to_vec());
         let reconciles = IntCounterVec::new(opts(&RECONCILES), RECONCILES.labels)?;
+        let reconcile_failures = IntCounter::with_opts(opts(&RECONCILE_FAILURES))?;
         let reconcile_seconds = Histogram::with_opts(buckets(&RECONCILE_DURATION_SECONDS))?;
         let steps = IntCounterVec::new(opts(&STEPS), STEPS.labels)?;
         let drift = IntCounterVec::new(opts(&DRIFT), DRIFT.labels)?;
@@ -70,8 +73,9 @@ impl AgentMetrics {
         let unguarded_starts = IntCounterVec::new(opts(unguarded), unguarded.labels)?;
         let cpu_seconds = CounterVec::new(opts(&PROCESS_CPU_SECONDS), PROCESS_CPU_SECONDS.labels)?;
         let started = Gauge::with_opts(opts(&PROCESS_START_TIME_SECONDS))?;
-        let all: [Box<dyn Collector>; 12] = [
+        let all: [Box<dyn Collector>; 13] = [
             Box::new(reconciles.clone()),
+            Box::new(reconcile_failures.clone()),
             Box::new(reconcile_seconds.clone()),
             Box::new(steps.clone()),
             Box::new(drift.clone()),
@@ -95,6 +99,7 @@ impl AgentMetrics {
         Ok(Self {
             registry,
             reconciles,
+            reconcile_failures,
             reconcile_seconds,
             steps,
             drift,

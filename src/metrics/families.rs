@@ -264,6 +264,8 @@ families! {
         "Requests of the container runtime that the agent did not answer in time.");
     RECONCILE_DURATION_SECONDS = histogram("pinfold_reconcile_duration_seconds", &[],
         "Duration of a reconcile pass.");
+    RECONCILE_FAILURES = counter("pinfold_reconcile_failures_total", &[],
+        "Reconcile passes that failed, because the pods' cgroups could not be read for example. Assignments stay as they are.");
     STEPS = counter("pinfold_reconcile_steps_total", &["outcome"],
         "Writes to cgroups by outcome.");
     RECONCILES = counter("pinfold_reconcile_total", &["trigger"],

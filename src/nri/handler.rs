@@ -54,7 +54,7 @@ impl HandlerCall {
                 answer_in_time(plugin, handler, &call, deadline, limit).await
             }
             HandlerInput::Event(event, request) => {
-                let handler = call_handler(plugin, event, &request);
+                let handler = call_handler(plugin, event, &request, deadline);
                 let call = UnansweredCall::Event(event, &request);
                 answer_in_time(plugin, handler, &call, deadline, limit).await
             }
@@ -89,11 +89,13 @@ async fn call_handler<P: Plugin>(
     plugin: &P,
     event: Event,
     request: &EventRequest,
+    deadline: Instant,
 ) -> Result<Vec<u8>, Refusal> {
     let EventRequest { pod, container } = request;
     match event {
         Event::CreateContainer => {
-            let adjust = Some(plugin.create(pod, container).await?.into_proto());
+            let adjustment = plugin.create(pod, container, deadline).await?;
+            let adjust = Some(adjustment.into_proto());
             return Ok(CreateContainerResponse { adjust }.encode_to_vec());
         }
         Event::UpdateContainer => {

@@ -72,6 +72,7 @@
 //!         &self,
 //!         _: &PodSandbox,
 //!         _: &Container,
+//!         _: tokio::time::Instant,
 //!     ) -> Result<ContainerAdjustment, Refusal> {
 //!         let cpu = CpuChange { cpus: Some([0].into_iter().collect()), ..CpuChange::default() };
 //!         Ok(ContainerAdjustment { cpu, ..ContainerAdjustment::default() })

@@ -4,6 +4,8 @@ use std::fmt;
 use std::future::Future;
 use std::time::Duration;
 
+use tokio::time::Instant;
+
 use super::{Container, ContainerAdjustment, CpuChange, Event, EventRequest, EventSet, PodSandbox};
 
 /// A refusal, as text. The runtime passes the text on, and `kubectl describe pod` shows the text.
@@ -118,7 +120,12 @@ pub trait Plugin: Send + Sync + 'static {
         containers: Vec<Container>,
     ) -> impl Future<Output = Result<(), Refusal>> + Send;
 
-    /// A container is about to be created. The container has no cgroup yet.
+    /// A connection has ended. Until the next [`synchronize`](Self::synchronize), the runtime reports no changes, so what it
+    /// has reported grows old.
+    fn disconnected(&self) {}
+
+    /// A container is about to be created. The container has no cgroup yet. A handler that waits for something leaves enough
+    /// time until the deadline for its own work.
     ///
     /// # Errors
     /// A refusal fails the container.
@@ -126,6 +133,7 @@ pub trait Plugin: Send + Sync + 'static {
         &self,
         pod: &PodSandbox,
         container: &Container,
+        deadline: Instant,
     ) -> impl Future<Output = Result<ContainerAdjustment, Refusal>> + Send;
 
     /// A container is about to start. The cgroup exists, and the first process waits.

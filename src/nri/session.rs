@@ -517,7 +517,9 @@ pub async fn serve<P: Plugin>(
                 Ok(stream) => {
                     publish(&state, ConnectionState::Connecting);
                     let session = Session::new(&settings, Arc::clone(&plugin), &state, stop.clone());
-                    session.run(stream).await
+                    let disconnect = session.run(stream).await;
+                    plugin.disconnected();
+                    disconnect
                 }
                 Err(error) => Disconnect::Unreachable {
                     socket: settings.socket.display().to_string(),

@@ -9,6 +9,7 @@ use tokio::runtime::Runtime;
 use crate::agent::{Agent, Settings, assigned, container, in_force, patience};
 use crate::fakeapi::{FakeApi, Fault, FaultScope, WatchFault};
 use crate::kernel::{Kernel, Tree, allowed, kernel_tests};
+use crate::runtime_requests::{Runtime as ContainerRuntime, event_message, path};
 use crate::serving::promtool;
 
 pub(crate) const NODE: &str = "node-1";
@@ -818,5 +819,57 @@ fn a_failed_first_pass_is_repeated_without_a_trigger() {
     });
     descriptors(1024);
     until("it looks again", &|| agent.status().is_some());
+    agent.stop();
+}
+
+#[test]
+fn a_container_that_restarts_while_the_runtime_is_away_is_pinned_by_the_api() {
+    let Some(kernel) = kernel_tests() else { return };
+    let mut tree = kernel.tree();
+    let (cluster, mut runtime) = (Cluster::new(), ContainerRuntime::new());
+    let agent = runtime.settings(&cluster.settings(&tree, &kernel)).start();
+    runtime.connect(&agent);
+    let worker = event_message(&tree, "worker", 1);
+    let mut described = pod("worker", NODE);
+    described["status"] = status_of("worker-main");
+    cluster.put(&described);
+    runtime.change(1, &worker);
+    assert_eq!(runtime.create(&worker).cpus, Some(kernel.last()));
+    tree.make(&path(&worker));
+    tree.start(&path(&worker));
+    runtime.change(6, &worker);
+    agent.eventually("the worker is pinned", |status| in_force(status, "worker"));
+    two_reconciles(&agent);
+
+    runtime.disconnect();
+    agent.eventually("the runtime is away", |status| {
+        status["runtime"]["state"] != "synchronized"
+    });
+    // What the runtime has reported still holds.
+    two_reconciles(&agent);
+    assert_eq!(kernel.effective(&path(&worker)), kernel.last());
+    tree.remove(&path(&worker));
+    let cgroup = path(&worker).rsplit_once('/').unwrap().0.to_owned();
+    let again = tree.container(&cgroup, "again");
+    tree.start(&again);
+    described["status"] = status_of("again");
+    cluster.put(&described);
+    agent.eventually("the container that started again is pinned", |_| {
+        kernel.effective(&again) == kernel.last()
+    });
+    agent.stop();
+}
+
+#[test]
+fn a_short_time_limit_of_the_runtime_leaves_time_for_the_decision() {
+    let Some(kernel) = kernel_tests() else { return };
+    let tree = kernel.tree();
+    let (cluster, mut runtime) = (Cluster::new(), ContainerRuntime::new());
+    let agent = runtime.settings(&cluster.settings(&tree, &kernel)).start();
+    // The agent has 450 ms, less than its longest wait for the API server, which does not know the pod.
+    runtime.connect_with_limit(&agent, 600);
+    let worker = event_message(&tree, "worker", 1);
+    runtime.change(1, &worker);
+    assert_eq!(runtime.create(&worker).cpus, Some(kernel.last()));
     agent.stop();
 }

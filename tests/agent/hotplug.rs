@@ -6,10 +6,17 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use pinfold::cpu::CpuSet;
+use serde_json::Value;
 
 use crate::agent::{Manifests, Settings, assigned, container, in_force, worker};
 use crate::kernel::kernel_tests;
 use crate::kubelet::Root;
+use crate::release::release;
+use crate::runtime_requests::{Runtime, event_message, path, wait_for_rest};
+
+/// NRI's numbers of events in StateChange.
+const RUN_POD_SANDBOX: i32 = 1;
+const START_CONTAINER: i32 = 6;
 
 /// A machine's `sys` in a folder.
 pub(crate) struct Machine {
@@ -142,5 +149,89 @@ fn default_reserved_cpus_never_move_onto_an_owned_core() {
     let changes = || agent.log().matches("the topology has changed: ").count();
     agent.eventually("both changes are logged", |_| changes() >= 2);
     assert_eq!(changes(), 2, "{}", agent.log());
+    agent.stop();
+}
+
+#[test]
+fn an_agent_starts_with_the_online_part_of_its_reserved_cpus() {
+    let Some(kernel) = kernel_tests() else { return };
+    let tree = kernel.tree();
+    let (machine, pods) = (Machine::new(&kernel.online), Manifests::new());
+    let (first, last) = (kernel.first(), kernel.last());
+    machine.write("cpu/online", &first.to_string());
+    let root = ["--root-dir", machine.root.path()];
+    let both = Settings::new(&tree.path, &pods, &first.union(&last));
+    let agent = both.with(&root).with(&["--reconcile-interval=1s"]).start();
+    let missing = format!("reserved, but not online: {}", last.in_words());
+    let is_warned = |status: &Value| status["errors"].to_string().contains(&missing);
+    let status = agent.status().unwrap();
+    assert!(is_warned(&status), "{status:#}");
+    assert!(agent.log().contains(&missing), "{}", agent.log());
+    assert_eq!(agent.get("/readyz").status, 200);
+    // The CPU is reserved again as soon as it is back.
+    machine.write("cpu/online", &kernel.online.to_string());
+    let status = agent.eventually("the CPU is online", |status| !is_warned(status));
+    let reserved: CpuSet = status["reserved"].as_str().unwrap().parse().unwrap();
+    assert_eq!(reserved, first.union(&last));
+    // The same holds for an agent whose CPU goes offline while it runs.
+    machine.write("cpu/online", &first.to_string());
+    agent.eventually("the CPU is offline", is_warned);
+    agent.stop();
+    // Assignments are given back on such a node, too.
+    let reserved = first.union(&last).to_string();
+    let more = [&root[..], &["--reserved", &reserved]].concat();
+    let (code, _, errors) = release(&tree.path, &more);
+    assert_eq!(code, Some(0), "{errors}");
+}
+
+#[test]
+fn no_agent_starts_without_any_online_reserved_cpu() {
+    let Some(kernel) = kernel_tests() else { return };
+    let tree = kernel.tree();
+    let (machine, pods) = (Machine::new(&kernel.online), Manifests::new());
+    machine.write("cpu/online", &kernel.first().to_string());
+    let output = Settings::new(&tree.path, &pods, &kernel.last())
+        .with(&["--root-dir", machine.root.path()])
+        .command()
+        .output()
+        .unwrap();
+    let errors = String::from_utf8(output.stderr).unwrap();
+    assert_eq!(output.status.code(), Some(2), "{errors}");
+    assert!(errors.contains("no reserved CPU is online"), "{errors}");
+}
+
+#[test]
+fn a_cpu_that_has_just_gone_offline_is_not_assigned() {
+    let Some(kernel) = kernel_tests() else { return };
+    let mut tree = kernel.tree();
+    let machine = Machine::new(&kernel.online);
+    let mut runtime = Runtime::new();
+    // No timer reads the topology, and no pass for all pods runs before the requests.
+    let settings = Settings::without_manifests(&tree.path, &kernel.all_but_one()).with(&[
+        "--api=never",
+        "--reconcile-interval=3600s",
+        "--root-dir",
+        machine.root.path(),
+    ]);
+    let agent = runtime.settings(&settings).start();
+    runtime.connect(&agent);
+    let worker = event_message(&tree, "worker", 1);
+    runtime.change(RUN_POD_SANDBOX, &worker);
+    wait_for_rest(&agent);
+    let back = kernel.online.to_string();
+    machine.write("cpu/online", &kernel.all_but_one().to_string());
+    assert_eq!(runtime.create(&worker).cpus, None, "{}", agent.log());
+    // The CPU comes back before the container starts.
+    tree.make(&path(&worker));
+    tree.start(&path(&worker));
+    wait_for_rest(&agent);
+    machine.write("cpu/online", &back);
+    runtime.change(START_CONTAINER, &worker);
+    assert_eq!(
+        kernel.effective(&path(&worker)),
+        kernel.last(),
+        "{}",
+        agent.log()
+    );
     agent.stop();
 }

@@ -17,6 +17,7 @@
 //! | 3. CPUs that were just assigned are exempt from drift until the next full scan. | `runtime_requests::cpus_just_assigned_are_exempt_from_drift`, `drift::drift_is_counted_once_and_repaired`, [`passes_that_yield_are_completed_later`] |
 //! | 3. A pass that yields restores what it had noted. | [`passes_that_yield_are_completed_later`]; the backoff of released CPUs is not visible from outside |
 //! | 4. The deadline is three quarters of the runtime's limit, and time in the queue counts. | [`time_in_the_queue_counts_against_the_deadline`], `nri::scenarios::after_a_timeout_the_plugin_chooses_the_answer` |
+//! | 4. A request whose time is over is not carried out. | [`a_request_whose_time_is_over_is_not_carried_out`], `agent::event_queue::a_request_whose_time_is_over_is_not_urgent` |
 //! | 4. Handlers stay in order. | `nri::scenarios::calls_are_answered_in_their_order`, [`a_late_stop_or_remove_updates_the_pods`], `agent::runtime::plugin_handler::a_late_end_is_reported_before_a_newer_creation` |
 //! | 5. An unanswered creation still records its assignment. | [`an_unanswered_create_still_records_its_assignment`] |
 //! | 5. A late stop or remove still updates the store. | [`a_late_stop_or_remove_updates_the_pods`], `agent::runtime::plugin_handler::after_a_timeout_a_stopped_container_still_leaves_the_inventory` |
@@ -28,6 +29,7 @@
 //! | 7. The same holds in a pod's scope. | [`a_started_container_is_isolated_two_seconds_after_workqueues_left`]* |
 //! | 8. One D-Bus write may wait 500 ms, and StartContainer uses that path. | [`a_start_waits_for_systemd_to_write_the_cpus`]*, [`a_start_waits_half_a_second_for_each_write_of_systemd_at_most`]*, `host::cgroup::systemd` |
 //! | 9. A failed pass keeps the last snapshot with its error. | [`a_failed_pass_keeps_the_last_snapshot_with_its_error`] |
+//! | 9. Passes that fail again and again make the agent unready, and are counted. | [`passes_that_fail_again_and_again_are_named_and_counted`] |
 //! | 9. A failed pass drops the cached state. | [`a_failed_pass_drops_the_cached_state`] |
 //! | 9. A CPU counts as lost after 900 ms only. | [`a_missing_cpu_counts_as_lost_after_900_ms`]* |
 //! | 10. At shutdown every request that was read is answered. | `runtime_requests::shutdown_answers_every_request_that_was_read`, `nri::scenarios::received_requests_are_answered_after_stop` |
@@ -623,6 +625,33 @@ fn time_in_the_queue_counts_against_the_deadline() {
     agent.stop();
 }
 
+#[test]
+fn a_request_whose_time_is_over_is_not_carried_out() {
+    let Some(kernel) = kernel_tests() else { return };
+    let mut tree = kernel.tree();
+    let (root, mut runtime, agent) = start(&kernel, &tree);
+    connect_with_short_limit(&mut runtime, &agent);
+    let worker = event_message(&tree, "worker", 1);
+    runtime.change(RUN_POD_SANDBOX, &worker);
+    let pipe = root.hang();
+    assert_eq!(runtime.create(&worker).cpus, None);
+    // The runtime goes on without the answers: the program runs.
+    tree.make(&path(&worker));
+    tree.start(&path(&worker));
+    runtime.change(START_CONTAINER, &worker);
+    drop(pipe);
+    let status = agent.eventually("a pass pins the container", |status| {
+        in_force(status, "worker") && kernel.effective(&path(&worker)) == kernel.last()
+    });
+    // Nobody waits for these passes any more.
+    let carried_out = ["create", "start_container"].map(|request| passes(&agent, request));
+    assert_eq!(carried_out, [0.0, 0.0], "{}", agent.log());
+    // The program began before it was pinned.
+    let unpinned = &container(&status, "worker", "main").unwrap()["unpinnedSeconds"];
+    assert!(unpinned.as_f64().unwrap() > 0.0, "{status:#}");
+    agent.stop();
+}
+
 // Property 5: requests that the runtime gives up.
 
 #[test]
@@ -1182,11 +1211,51 @@ fn a_failed_pass_keeps_the_last_snapshot_with_its_error() {
     });
     assert_eq!(status["errors"].as_array().unwrap().len(), 1, "{status:#}");
     assert_eq!(allowed(pid), kernel.last());
-    assert_eq!(agent.get("/readyz").status, 200);
 
     failing.set_fails(false);
     let status = agent.eventually("passes succeed", |status| !has_failed(status));
     assert_eq!(decided(&status), decided(&before));
+    agent.stop();
+}
+
+#[test]
+fn passes_that_fail_again_and_again_are_named_and_counted() {
+    let Some(kernel) = kernel_tests() else { return };
+    let tree = kernel.tree();
+    let failing = FailingTree::new(&kernel);
+    let pods = Manifests::new();
+    let settings =
+        Settings::new(&tree.path, &pods, &kernel.all_but_one()).with(&["--reconcile-interval=1s"]);
+    let agent = failing.settings(&settings).start();
+    let failures = || agent.metric("pinfold_reconcile_failures_total", &[]);
+    assert_eq!(failures(), Some(0.0));
+    assert_eq!(agent.get("/readyz").status, 200);
+    failing.set_fails(true);
+    agent.eventually("three passes have failed", |_| failures() >= Some(3.0));
+    let status = agent.eventually("the status has the number of failures", |status| {
+        status["errors"].to_string().contains("failed in a row")
+    });
+    assert!(has_failed(&status), "{status:#}");
+    let readiness = agent.get("/readyz");
+    assert_eq!(readiness.status, 503, "{}", readiness.body);
+    assert!(
+        readiness.body.contains("reconcile passes failed in a row"),
+        "{}",
+        readiness.body
+    );
+    assert!(
+        readiness.body.contains(FailingTree::TREE),
+        "{}",
+        readiness.body
+    );
+    // A restart mends nothing.
+    assert_eq!(agent.get("/healthz").status, 200);
+    failing.set_fails(false);
+    agent.eventually("a pass succeeds", |status| !has_failed(status));
+    assert_eq!(agent.get("/readyz").status, 200);
+    let counted = failures();
+    wait_for_rest(&agent);
+    assert_eq!(failures(), counted, "{}", agent.log());
     agent.stop();
 }
 

@@ -172,6 +172,11 @@ impl Runtime {
             .is_ok()
     }
 
+    /// Ends the connection.
+    pub(crate) fn disconnect(&mut self) {
+        self.link = None;
+    }
+
     pub(crate) fn call(&mut self, method: &str, payload: Vec<u8>) -> Result<Vec<u8>, String> {
         let stream = self.begin(method, payload);
         self.answer(stream)

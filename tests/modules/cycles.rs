@@ -1,7 +1,8 @@
 //! Import cycles between the files of one module.
 //!
-//! A file imports a second file if a `use` declaration or a path in its code names an item of the second file. `mod` and
-//! `pub use` declarations do not count, and neither do tests. A re-exported name belongs to the file that defines the item.
+//! A file imports a second file if a `use` declaration or a path in its code names an item of the second file. A `pub use`
+//! declaration counts if the file itself uses the name. `mod` declarations do not count, and neither do tests. A re-exported
+//! name belongs to the file that defines the item.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
@@ -29,6 +30,8 @@ struct File {
 #[derive(Default)]
 struct Collector {
     paths: Vec<ModulePath>,
+    /// The names with which paths begin. A name that is also re-exported is an import.
+    used: BTreeSet<String>,
     reexports: Reexports,
     globs: Vec<ModulePath>,
 }
@@ -61,11 +64,21 @@ impl<'ast> Visit<'ast> for Collector {
 
     /// A path of one segment is a local name or the name of an import.
     fn visit_path(&mut self, path: &'ast syn::Path) {
+        let first = path.segments.first();
+        self.used.extend(first.map(|part| part.ident.to_string()));
         if path.segments.len() > 1 {
             let names = path.segments.iter().map(|part| part.ident.to_string());
             self.paths.push(names.collect());
         }
         visit::visit_path(self, path);
+    }
+
+    /// The arguments of a macro are no syntax tree. Each name in them may be the name of an import.
+    fn visit_macro(&mut self, call: &'ast syn::Macro) {
+        let text = call.tokens.to_string();
+        let words = text.split(|letter: char| !letter.is_alphanumeric() && letter != '_');
+        self.used.extend(words.map(str::to_owned));
+        visit::visit_macro(self, call);
     }
 }
 
@@ -196,10 +209,13 @@ fn parse(text: &str) -> File {
     let mut collector = Collector::default();
     collector.visit_file(&syn::parse_file(text).unwrap());
     let Collector {
-        paths,
+        mut paths,
+        used,
         reexports,
         globs,
     } = collector;
+    let own_use = reexports.iter().filter(|(name, _)| used.contains(*name));
+    paths.extend(own_use.map(|(_, path)| path.clone()));
     File {
         paths,
         reexports,
@@ -270,4 +286,31 @@ fn a_cycle_is_found() {
         cycle(&all.imports("a")),
         ["a::x imports a::y", "a::y imports a::x"]
     );
+}
+
+#[test]
+fn a_reexported_name_that_the_file_uses_itself_is_an_import() {
+    let module = |path: &str| -> ModulePath { path.split("::").map(str::to_owned).collect() };
+    let cycle_with = |declaring: &str| {
+        let files = [
+            ("a", "mod x; mod y;"),
+            ("a::x", declaring),
+            ("a::y", "use super::x::Other; pub struct Thing;"),
+        ];
+        let files = files.map(|(path, text)| (module(path), parse(text)));
+        cycle(&Crate(BTreeMap::from(files)).imports("a"))
+    };
+    let only_passed_on = "pub use super::y::Thing; pub struct Other;";
+    assert!(cycle_with(only_passed_on).is_empty());
+    for own_use in [
+        "pub use super::y::Thing; pub struct Other(Thing);",
+        "pub use super::y::Thing; pub struct Other; fn f() { Thing::new(); }",
+        "pub use super::y::Thing; pub struct Other; fn f() { assert_eq!(1, Thing::ONE); }",
+    ] {
+        assert_eq!(
+            cycle_with(own_use),
+            ["a::x imports a::y", "a::y imports a::x"],
+            "{own_use}"
+        );
+    }
 }

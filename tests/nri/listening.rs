@@ -183,6 +183,7 @@ impl Plugin for RecordingPlugin {
         &self,
         pod: &PodSandbox,
         container: &Container,
+        _: tokio::time::Instant,
     ) -> Result<ContainerAdjustment, Refusal> {
         self.record(Event::CreateContainer, pod, Some(container));
         self.created

@@ -124,6 +124,7 @@ impl Plugin for Scripted {
         &self,
         pod: &PodSandbox,
         container: &Container,
+        _: tokio::time::Instant,
     ) -> Result<ContainerAdjustment, Refusal> {
         self.record(Event::CreateContainer, pod, container);
         if let Some(time) = pod.annotations.get("test/sleep") {

@@ -26,7 +26,7 @@ use tokio::task::JoinHandle;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
-use super::config::Config;
+use super::config::{AutoSwitch, Config};
 use super::event::AgentEvent;
 use super::tasks::Tasks;
 use crate::cluster::Api;
@@ -39,7 +39,7 @@ use crate::pin::Snapshot;
 
 pub(super) use link::{ClusterLink, ClusterLinkState};
 use model::node_name;
-pub use model::{ApiPods, AutoSwitch, ClusterContext};
+pub use model::{ApiPods, ClusterContext};
 
 /// How long the API server may take to answer a request.
 const DEADLINE: std::time::Duration = std::time::Duration::from_secs(30);

@@ -1,26 +1,11 @@
 //! The values that the tasks of the Kubernetes API share, and the rules for the agent's names.
 
-use serde::{Deserialize, Serialize};
-
 use crate::cluster::Api;
 use crate::cluster::connect;
 use crate::cluster::pods::PodCache;
 
 /// The longest name of a namespace, in characters.
 const LONGEST_NAMESPACE: usize = 63;
-
-/// Whether the agent uses a source of pods: the Kubernetes API or the container runtime.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize, clap::ValueEnum)]
-#[serde(rename_all = "lowercase")]
-pub enum AutoSwitch {
-    /// On, if the option's condition holds.
-    #[default]
-    Auto,
-    /// On.
-    Always,
-    /// Off.
-    Never,
-}
 
 /// This node's pods, as the API server describes them. Incomplete before the first list.
 pub type ApiPods = PodCache;

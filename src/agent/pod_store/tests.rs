@@ -12,6 +12,7 @@ enum StoreUpdate {
     All(Vec<usize>),
     Pod(usize, u8),
     Gone(usize),
+    Away,
 }
 
 /// A pod. Pods 4 and 5 are mirror pods of the static pod with the uid of pod 0.
@@ -83,6 +84,7 @@ fn updates() -> impl Strategy<Value = StoreUpdate> {
         some().prop_map(StoreUpdate::All),
         (0_usize..6, any::<u8>()).prop_map(|(number, env)| StoreUpdate::Pod(number, env)),
         (0_usize..6).prop_map(StoreUpdate::Gone),
+        Just(StoreUpdate::Away),
     ]
 }
 
@@ -106,6 +108,7 @@ fn apply(store: &mut PodStore, update: StoreUpdate) {
         StoreUpdate::Gone(number) => {
             store.take_runtime(RuntimeUpdate::Gone(format!("uid-{number}")));
         }
+        StoreUpdate::Away => store.take_runtime(RuntimeUpdate::Away),
     }
 }
 
@@ -127,6 +130,8 @@ fn anew(known: &PodStore) -> PodStore {
     anew.take_runtime(RuntimeUpdate::All(
         known.runtime.values().cloned().collect(),
     ));
+    anew.ids_at_loss.clone_from(&known.ids_at_loss);
+    anew.put_together(&known.runtime.keys().cloned().collect());
     anew
 }
 
@@ -212,4 +217,50 @@ fn all_holders_of_a_pod_share_its_texts() {
     let (merged, of_runtime) = (&merged.containers[0], &store.runtime["uid-1"].pod);
     assert!(Shared::is_same(&merged.args, &described.containers[0].args));
     assert!(Shared::is_same(&merged.env, &of_runtime.containers[0].env));
+}
+
+/// A pod with a container that has the id.
+fn with_id(id: Option<&str>) -> Pod {
+    let mut pod = pod(0, 0);
+    for container in &mut pod.containers {
+        container.runtime_id = id.map(str::to_owned);
+    }
+    pod
+}
+
+#[test]
+fn while_the_runtime_is_away_its_id_counts_until_the_api_gives_a_newer_one() {
+    let runtime = |id| {
+        let of_runtime = RuntimePod {
+            pod: with_id(Some(id)),
+            ..of_runtime(0, 0)
+        };
+        RuntimeUpdate::All(vec![of_runtime])
+    };
+    // The last id of the API at the loss, and what it gives later.
+    for before in [None, Some("old"), Some("running")] {
+        let mut store = PodStore::new(ContainerIds::Awaited);
+        let api = |store: &mut PodStore, id| {
+            let pods = [(key(PodSource::Api, 0), Arc::new(with_id(id)))];
+            take(store, PodSource::Api, PodsChange::Listed(pods.into()));
+        };
+        let known = |store: &mut PodStore| {
+            let pod = store.pod("uid-0").unwrap();
+            assert_eq!(*store.known(), [Arc::clone(&pod)]);
+            (pod.ids, pod.containers[0].runtime_id.clone().unwrap())
+        };
+        let is = |ids, id: &str| (ids, id.to_owned());
+        api(&mut store, before);
+        store.take_runtime(runtime("running"));
+        assert_eq!(known(&mut store), is(ContainerIds::Runtime, "running"));
+        store.take_runtime(RuntimeUpdate::Away);
+        assert_eq!(known(&mut store), is(ContainerIds::Awaited, "running"));
+        // A list that repeats what the API had given is no news.
+        api(&mut store, before);
+        assert_eq!(known(&mut store), is(ContainerIds::Awaited, "running"));
+        api(&mut store, Some("again"));
+        assert_eq!(known(&mut store), is(ContainerIds::Awaited, "again"));
+        store.take_runtime(runtime("later"));
+        assert_eq!(known(&mut store), is(ContainerIds::Runtime, "later"));
+    }
 }

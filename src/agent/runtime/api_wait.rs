@@ -4,18 +4,40 @@ use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
 use tokio::sync::watch;
+use tokio::time::Instant;
 
 use crate::agent::cluster::ApiPods;
 
 /// The longest wait of a CreateContainer request. The kubelet and the agent learn of a new pod at the same time. A busy machine
 /// may delay either process.
-pub(super) const API_WAIT: Duration = Duration::from_millis(500);
+const API_WAIT: Duration = Duration::from_millis(500);
+
+/// The part of the time until a request's deadline that the wait may take: one third. The decision needs the rest, and the runtime
+/// may be configured to wait only a short time.
+const PART: u32 = 3;
 
 /// Waits for the API server's description of new pods.
 pub(super) struct ApiWait {
     pods: watch::Receiver<ApiPods>,
     /// The server's pods at the end of the last wait, if the last wait timed out.
     after_timeout: Mutex<Option<watch::Receiver<ApiPods>>>,
+}
+
+/// A wait that is going on.
+struct Waiting<'a> {
+    wait: &'a ApiWait,
+    pods: watch::Receiver<ApiPods>,
+    /// Whether the wait has ended before its time.
+    has_ended: bool,
+}
+
+// === impl Waiting ===
+
+impl Drop for Waiting<'_> {
+    /// A request that is cancelled during the wait shows a silent server, as a timeout does.
+    fn drop(&mut self) {
+        *self.wait.lock() = (!self.has_ended).then(|| self.pods.clone());
+    }
 }
 
 // === impl ApiWait ===
@@ -28,21 +50,26 @@ impl ApiWait {
         }
     }
 
-    /// Waits until the server lists the pod, at most `left`. Before the first list, the wait ends at once. For a pod that the
-    /// server never lists, the runtime's description counts. After a timeout, the server may hang although the connection is
-    /// open. Further requests then do not wait, until the server sends an update.
-    pub(super) async fn wait(&self, uid: &str, left: Duration) {
+    /// Waits until the server lists the pod, at most [`API_WAIT`] and a third of the time until the `deadline`. Before the first
+    /// list, the wait ends at once. For a pod that the server never lists, the runtime's description counts. After a timeout, the
+    /// server may hang although the connection is open, so further requests do not wait until the server sends an update.
+    pub(super) async fn wait(&self, uid: &str, deadline: Instant) {
         let is_silent = |pods: &watch::Receiver<ApiPods>| !pods.has_changed().unwrap_or(true);
         if self.lock().as_ref().is_some_and(is_silent) {
             return;
         }
-        let mut pods = self.pods.clone();
+        let mut waiting = Waiting {
+            wait: self,
+            pods: self.pods.clone(),
+            has_ended: false,
+        };
+        waiting.pods.mark_unchanged();
+        let rest = deadline.saturating_duration_since(Instant::now());
         let is_listed =
             |pods: &ApiPods| !pods.is_complete() || pods.pods().any(|pod| pod.names(uid));
-        let timed_out = tokio::time::timeout(left, pods.wait_for(is_listed))
-            .await
-            .is_err();
-        *self.lock() = timed_out.then_some(pods);
+        let listed = waiting.pods.wait_for(is_listed);
+        let ended = tokio::time::timeout(API_WAIT.min(rest / PART), listed).await;
+        waiting.has_ended = ended.is_ok();
     }
 
     fn lock(&self) -> std::sync::MutexGuard<'_, Option<watch::Receiver<ApiPods>>> {
@@ -56,8 +83,6 @@ impl ApiWait {
 mod tests {
     use std::collections::BTreeMap;
     use std::sync::Arc;
-
-    use tokio::time::Instant;
 
     use super::*;
     use crate::cluster::pods::PodsEvent;
@@ -78,9 +103,42 @@ mod tests {
     }
 
     async fn waited(wait: &ApiWait, uid: &str) -> Duration {
+        waited_with(wait, uid, Duration::from_millis(1500)).await
+    }
+
+    /// The time of a wait for a request that has this time until its deadline.
+    async fn waited_with(wait: &ApiWait, uid: &str, limit: Duration) -> Duration {
         let start = Instant::now();
-        wait.wait(uid, API_WAIT).await;
+        wait.wait(uid, start + limit).await;
         start.elapsed()
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn the_decision_has_most_of_a_short_time_limit() {
+        let (sender, receiver) = watch::channel(pods(&["a"]));
+        let wait = ApiWait::new(receiver);
+        for limit in [0, 30, 375, 1500, 6000].map(Duration::from_millis) {
+            let waited = waited_with(&wait, "b", limit).await;
+            // The clock of tokio has milliseconds.
+            let expected = API_WAIT.min(limit / 3);
+            assert!(
+                waited.abs_diff(expected) <= Duration::from_millis(1),
+                "{limit:?}: {waited:?}"
+            );
+            sender.send_replace(pods(&["a"]));
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_cancelled_wait_shows_a_silent_server_too() {
+        let (sender, receiver) = watch::channel(pods(&["a"]));
+        let wait = ApiWait::new(receiver);
+        sender.send_replace(pods(&["a", "b"]));
+        let cancelled = tokio::time::timeout(Duration::from_millis(100), waited(&wait, "c"));
+        assert!(cancelled.await.is_err());
+        assert_eq!(waited(&wait, "c").await, Duration::ZERO);
+        sender.send_replace(pods(&["a", "b"]));
+        assert_eq!(waited(&wait, "c").await, API_WAIT);
     }
 
     #[tokio::test(start_paused = true)]

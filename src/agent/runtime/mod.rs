@@ -13,14 +13,13 @@ mod link;
 mod plugin_handler;
 mod reduced;
 
-use std::path::PathBuf;
 use std::sync::Arc;
 
-use serde::{Deserialize, Serialize};
 use tokio::sync::{mpsc, watch};
 use tokio_util::sync::CancellationToken;
 
-use super::cluster::{ApiTasks, AutoSwitch};
+use super::cluster::ApiTasks;
+use super::config::{AutoSwitch, Runtime};
 use super::event::AgentEvent;
 use super::node::AgentNode;
 use super::tasks::Tasks;
@@ -32,56 +31,6 @@ pub(super) use link::{RuntimeLink, RuntimeLinkState};
 
 /// The plugin's name at the runtime.
 const NAME: &str = "pinfold";
-
-/// The settings of the connection to the container runtime.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "camelCase", deny_unknown_fields, default)]
-pub struct Runtime {
-    /// Whether NRI is used. `auto`: if the socket's folder exists when the agent starts.
-    pub nri: AutoSwitch,
-    /// The runtime's socket.
-    pub socket: PathBuf,
-    /// The plugin's index, 0 to 99. Later plugins see and overrule the choices of earlier plugins.
-    pub index: u8,
-}
-
-impl Default for Runtime {
-    fn default() -> Self {
-        Self {
-            nri: AutoSwitch::Auto,
-            socket: PathBuf::from(nri::SOCKET),
-            index: 90,
-        }
-    }
-}
-
-// === impl Runtime ===
-
-impl Runtime {
-    /// Whether NRI is used.
-    pub fn wanted(&self) -> bool {
-        match self.nri {
-            AutoSwitch::Always => true,
-            AutoSwitch::Never => false,
-            AutoSwitch::Auto => self.socket.parent().is_some_and(std::path::Path::is_dir),
-        }
-    }
-
-    pub(super) fn check(&self) -> anyhow::Result<()> {
-        anyhow::ensure!(
-            self.index <= 99,
-            "runtime.index is {}: use 0 to 99",
-            self.index
-        );
-        anyhow::ensure!(
-            self.socket.is_absolute(),
-            "runtime.socket {:?} is no absolute path: write it like {}",
-            self.socket,
-            nri::SOCKET
-        );
-        Ok(())
-    }
-}
 
 /// The two steps that end the connection to the runtime.
 pub(super) struct ShutdownSignals {

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use tokio::sync::{mpsc, oneshot, watch};
 
-use super::api_wait::{API_WAIT, ApiWait};
+use super::api_wait::ApiWait;
 use super::reduced::{INJECTED, annotation_values, reduced_container, reduced_pod};
 use crate::agent::cluster::{ApiPods, ClusterLink};
 use crate::agent::event::{AgentEvent, CreateAnswer, RuntimePod, RuntimeUpdate};
@@ -22,8 +22,8 @@ use crate::pod::{Pod, is_required};
 /// The variable with a container's exclusive CPUs.
 const CPUS: &str = "PINFOLD_CPUS";
 
-/// The limits of the wait for the Node's slot: the time since the agent's start, and the time since the request. The runtime
-/// waits two seconds for an answer, and the choice of CPUs needs most of this time.
+/// The limits of the wait for the Node's slot: the time since the agent's start, and the time of one wait. Half of the time that
+/// is left until the request's deadline is the third limit.
 const SLOT_WAIT: (Duration, Duration) = (Duration::from_secs(10), Duration::from_millis(400));
 
 /// The API server as a source of pods.
@@ -159,24 +159,25 @@ impl PluginHandler {
 
     /// Waits until the API server lists the pod. The runtime does not know pod-level resources and the kinds of containers.
     /// Without the wait, the answer would depend on the faster source.
-    async fn wait_for_api(&self, uid: Option<&str>, received_at: Instant) {
+    async fn wait_for_api(&self, uid: Option<&str>, deadline: tokio::time::Instant) {
         let (Some((link, wait)), Some(uid)) = (&self.api, uid) else {
             return;
         };
         // An unreachable server lists no pod.
         if link.problem().is_none() {
-            wait.wait(uid, API_WAIT.saturating_sub(received_at.elapsed()))
-                .await;
+            wait.wait(uid, deadline).await;
         }
     }
 
     /// The Node's slot, as variables. A new agent must first read the slot, so early CreateContainer requests wait.
-    async fn slot(&self, received_at: Instant) -> BTreeMap<String, String> {
+    async fn slot(&self, deadline: tokio::time::Instant) -> BTreeMap<String, String> {
         let Some(mut slot) = self.slot.clone() else {
             return BTreeMap::new();
         };
         let left = SLOT_WAIT.0.saturating_sub(self.started_at.elapsed());
-        let left = left.min(SLOT_WAIT.1.saturating_sub(received_at.elapsed()));
+        // The decision is made, and only the answer is left to send.
+        let rest = deadline.saturating_duration_since(tokio::time::Instant::now());
+        let left = left.min(SLOT_WAIT.1).min(rest / 2);
         let known = slot.wait_for(|state| state.usual.is_some());
         // After a timeout the last known slot counts.
         let _ = tokio::time::timeout(left, known).await;
@@ -188,7 +189,7 @@ impl PluginHandler {
         &self,
         container: &Container,
         admission: CreateAnswer,
-        received_at: Instant,
+        deadline: tokio::time::Instant,
     ) -> ContainerAdjustment {
         let CreateAnswer {
             cpus,
@@ -204,7 +205,7 @@ impl PluginHandler {
                 cpus.as_ref()
                     .map(|cpus| (CPUS.to_owned(), cpus.to_string())),
             );
-            env.extend(self.slot(received_at).await);
+            env.extend(self.slot(deadline).await);
         }
         env.retain(|name, _| container.variable(name).is_none());
         let names: Vec<&str> = env.keys().map(String::as_str).collect();
@@ -296,10 +297,15 @@ impl nri::Plugin for PluginHandler {
         Ok(())
     }
 
+    fn disconnected(&self) {
+        self.send(AgentEvent::Runtime(RuntimeUpdate::Away));
+    }
+
     async fn create(
         &self,
         sandbox: &PodSandbox,
         container: &Container,
+        deadline: tokio::time::Instant,
     ) -> Result<ContainerAdjustment, Refusal> {
         let start = Instant::now();
         lock(&self.inventory).put(reduced_pod(sandbox), reduced_container(container));
@@ -308,7 +314,7 @@ impl nri::Plugin for PluginHandler {
         };
         let (pod, required) = (Box::new(reported.pod.clone()), is_required(&reported.pod));
         self.send(AgentEvent::Runtime(RuntimeUpdate::Pod(Box::new(reported))));
-        self.wait_for_api(pod.cgroup_uid(), start).await;
+        self.wait_for_api(pod.cgroup_uid(), deadline).await;
         let name = container.name.clone();
         let admission = self
             .request(|reply| AgentEvent::Create {
@@ -325,7 +331,7 @@ impl nri::Plugin for PluginHandler {
                 self.report_pod(sandbox);
                 Err(Refusal::new(why))
             }
-            Some(admission) => Ok(self.adjustment(container, admission, start).await),
+            Some(admission) => Ok(self.adjustment(container, admission, deadline).await),
             None if required => Err(Refusal::new(gate::UNSEEN)),
             // The container belongs to no pod, or no answer came. The container is created unchanged, and a later pass handles
             // its cgroup.
@@ -524,7 +530,8 @@ mod tests {
             .unanswered(&call, HandlerTimeout(Duration::from_secs(1)))
             .unwrap();
         let second = container("second");
-        let creation = handler.create(&pod, &second);
+        let deadline = tokio::time::Instant::now() + Duration::from_secs(60);
+        let creation = handler.create(&pod, &second, deadline);
         let reported = async {
             let mut reported = Vec::new();
             // The dropped reply of the creation lets the creation go on without an answer.

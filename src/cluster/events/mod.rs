@@ -10,6 +10,7 @@
 //! it. It writes every repetition, has no limit, and does not try again if the request fails.
 
 mod book;
+mod model;
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -30,6 +31,7 @@ use super::{Api, ApiCounters, Call, ErrorKind, Failure, Jitter, MANAGER};
 use crate::text::terminal::escape;
 
 pub use book::{Book, EventWrite};
+pub use model::EventDetails;
 
 /// The longest note that the API server accepts, in bytes.
 const LONGEST_NOTE: usize = 1024;
@@ -39,25 +41,6 @@ const COUNTS_EVERY: Duration = Duration::from_secs(5);
 
 /// The longest part of a pod's name in an Event's name. The name has at most 253 characters, and the random suffix needs 17.
 const LONGEST_NAME: usize = 253 - 17;
-
-/// The content of an Event on a pod or Node.
-#[derive(Debug, Clone, PartialEq, Eq, Hash)]
-pub struct EventDetails {
-    /// The pod's namespace.
-    pub namespace: String,
-    /// The pod's name.
-    pub pod: String,
-    /// The pod's uid at the API server.
-    pub uid: String,
-    /// Whether the Event has the type `Warning`: a person should act.
-    pub warning: bool,
-    /// The action in a word, for example `Pin`.
-    pub action: &'static str,
-    /// The result in a word, for example `Pinned`, `Refused` or `ValueKept`.
-    pub reason: &'static str,
-    /// A sentence with details: the CPUs, or the cause.
-    pub note: String,
-}
 
 /// How Events are written.
 #[derive(Debug, Clone, PartialEq)]

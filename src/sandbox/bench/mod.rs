@@ -32,8 +32,7 @@ use tokio_util::sync::CancellationToken;
 
 use super::interference::MeasuredInterference;
 use super::node::{LocalNode, TREE};
-use crate::agent::cluster::AutoSwitch;
-use crate::agent::config::{Config, EnforcementChoice, Metrics, Runtime};
+use crate::agent::config::{AutoSwitch, Config, EnforcementChoice, Metrics, Runtime};
 use crate::agent::{self, Agent, AgentNode};
 use crate::cpu::CpuSet;
 use crate::pin::Enforcement;
