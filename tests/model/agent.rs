@@ -350,7 +350,7 @@ impl Setup {
         let here = here.into_iter().map(str::to_owned).collect();
         Planned {
             steps: (self.mutate)(steps),
-            pods: pods.to_vec(),
+            pods,
             observed,
             ledger,
             decisions,

@@ -25,7 +25,6 @@ spec:
     - {name: PET_B, valueFrom: {fieldRef: {fieldPath: metadata.name}}}
     - {name: PET_C}
     - {name: PET_A, value: '2'}
-    - {name: PATH, value: /bin}
     envFrom: [{configMapRef: {name: m}}]
     resources: {limits: {cpu: '2', memory: 1Gi}, requests: {memory: 512Mi}}
 ";
