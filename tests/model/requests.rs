@@ -342,7 +342,7 @@ impl<'a> Agent<'a> {
                 // The runtime lists its pods after the first pass.
                 self.node_pass(None, &mut || false, &mut usize::MAX.to_owned())?;
                 let all = self.all_of_runtime();
-                self.state.pods.runtime(all);
+                self.state.pods.take_runtime(all);
             }
             Act::List => {
                 self.has_list = true;

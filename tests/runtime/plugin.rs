@@ -97,8 +97,8 @@ fn cpus_and_variables_are_set_before_the_first_instruction() {
             ("train", "given")
         );
         assert_eq!(from_runtime.cgroup_uid(), Some("given-uid"));
-        assert_eq!(from_runtime.labels, spec.labels);
-        assert_eq!(from_runtime.annotations, spec.annotations);
+        assert_eq!(*from_runtime.labels, spec.labels);
+        assert_eq!(*from_runtime.annotations, spec.annotations);
         assert!(from_runtime.host_network);
         assert_eq!(from_runtime.qos_reported, Some(Qos::Guaranteed));
         let resources = from_runtime.container("main").unwrap().resources;
