@@ -142,7 +142,7 @@ impl Setup {
                 // What the pod has already may pass to another of its containers.
                 let gained = cpus.difference(&ledger.of(uid).cpus());
                 let never = set(self.reserved(world)).union(&ledger.excluded);
-                if !gained.is_disjoint(&never) || !gained.is_subset(&set(world.kernel.online)) {
+                if !gained.is_disjoint(&never) || !gained.is_subset(&set(world.kernel.offered())) {
                     return Err(format!(
                         "{name} of pod {uid} is given {gained}, of which {never} are not to be had"
                     ));
@@ -159,7 +159,7 @@ impl Setup {
             .union(&set(self.reserved(world)))
             .union(&ledger.excluded)
             .union(&ledger.exclusive());
-        let free = set(world.kernel.online).difference(&excluded).len();
+        let free = set(world.kernel.offered()).difference(&excluded).len();
         for decision in &planned.decisions.containers {
             let Entitlement::Exclusive { cpus: owed, .. } = &decision.entitlement else {
                 continue;
@@ -279,7 +279,7 @@ impl Setup {
                 if inside.iter().any(|container| container == name) {
                     wanted = all & !others(&pod.containers, &claims, name);
                 }
-                let wanted_online = wanted & world.kernel.online;
+                let wanted_online = wanted & world.in_reach();
                 let possible = wanted_online != 0 && wanted & world.kernel.lost == 0;
                 if wanted & world.kernel.lost != 0 || walled {
                     continue;
@@ -318,6 +318,7 @@ impl Setup {
         let online = set(world.kernel.online);
         let here = |drift: &Drift| {
             drift.cause != DriftCause::Offline
+                && bits(&drift.assigned) & world.kernel.online & !world.in_reach() == 0
                 && drift.assigned.is_disjoint(&set(world.kernel.lost))
         };
         let input = DriftInput {
