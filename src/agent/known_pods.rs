@@ -4,7 +4,6 @@
 use std::collections::{BTreeMap, BTreeSet, HashSet};
 use std::time::{Duration, Instant};
 
-use super::event::PodSource;
 use super::pod_store::PodStore;
 use crate::cpu::CpuSet;
 use crate::pin::decide::{Decisions, Description, KnownPod, KnownPods};
@@ -14,43 +13,15 @@ use crate::pod::Pod;
 /// How long a pod in no list may own CPUs before `/status` names it. A deleted pod mostly ends within its grace period.
 const LONG_UNDESCRIBED: Duration = Duration::from_secs(300);
 
-/// The sources that list the node's pods, and which of their first lists are awaited.
-#[derive(Debug, Default)]
-pub(super) struct PodLists {
-    sources: BTreeSet<PodSource>,
-    awaited: BTreeSet<PodSource>,
-}
-
-// === impl PodLists ===
-
-impl PodLists {
-    pub(super) fn new(sources: &[PodSource]) -> Self {
-        let sources: BTreeSet<PodSource> = sources.iter().copied().collect();
-        Self {
-            awaited: sources.clone(),
-            sources,
-        }
-    }
-
-    /// Takes a list. A list with errors lacks pods. Beside an API server, the folder describes static pods only, and one
-    /// damaged file shall not keep the API server's list from counting.
-    pub(super) fn arrived(&mut self, source: PodSource, is_complete: bool) {
-        let counts_anyway = source == PodSource::Folder && self.sources.contains(&PodSource::Api);
-        if is_complete || counts_anyway {
-            self.awaited.remove(&source);
-        }
-    }
-}
-
 // === impl PodStore ===
 
 impl PodStore {
     /// The description of a pod that neither the API nor the folder describes.
     fn undescribed(&self) -> Description {
         let lists = self.lists();
-        if !lists.awaited.is_empty() {
+        if !lists.are_complete() {
             Description::Awaited
-        } else if !lists.sources.is_empty() {
+        } else if lists.exist() {
             Description::Missing
         } else if self.has_runtime() {
             Description::RuntimeOnly
@@ -193,7 +164,7 @@ impl UndescribedOwners {
 #[allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 mod tests {
     use super::*;
-    use crate::agent::event::RuntimeUpdate;
+    use crate::agent::event::{PodSource, RuntimeUpdate};
     use crate::pin::{Desired, PodAssignment};
     use crate::pod::ContainerIds;
     use PodSource::{Api, Folder};

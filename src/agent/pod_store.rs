@@ -5,8 +5,8 @@ use std::sync::Arc;
 
 use super::event::{PodSource, RuntimePod, RuntimeUpdate};
 use super::identity::{self, Evidence, RecordedPod};
-use super::known_pods::PodLists;
 use super::pending::PendingAssignments;
+use super::pod_lists::PodLists;
 use crate::pin::{Ledger, Observed};
 use crate::pod::{ApiUid, ContainerIds, Pod, is_required};
 
