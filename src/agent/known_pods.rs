@@ -5,7 +5,6 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use super::event::PodSource;
 use super::pod_store::PodStore;
 use crate::cpu::CpuSet;
 use crate::pin::decide::{Decisions, Description, KnownPod, KnownPods};
@@ -15,50 +14,15 @@ use crate::pod::RecognizedPod;
 /// How long a pod in no list may own CPUs before `/status` names it. A deleted pod mostly ends within its grace period.
 const LONG_UNDESCRIBED: Duration = Duration::from_secs(300);
 
-/// The sources that list the node's pods, and which of their first lists are awaited.
-#[derive(Debug, Default)]
-pub(super) struct PodLists {
-    sources: BTreeSet<PodSource>,
-    /// The sources whose first list has not come, or lacks pods.
-    awaited: BTreeSet<PodSource>,
-    /// The sources that have sent a list.
-    listed: BTreeSet<PodSource>,
-}
-
-// === impl PodLists ===
-
-impl PodLists {
-    pub(super) fn new(sources: &[PodSource]) -> Self {
-        let sources: BTreeSet<PodSource> = sources.iter().copied().collect();
-        Self {
-            awaited: sources.clone(),
-            listed: BTreeSet::new(),
-            sources,
-        }
-    }
-
-    /// Takes a list, or a later change of single pods. A list with errors lacks pods, until the errors are gone. Beside an API
-    /// server, the folder describes static pods only, and one damaged file shall not keep the API server's list from counting.
-    pub(super) fn updated(&mut self, source: PodSource, is_list: bool, is_complete: bool) {
-        if is_list {
-            self.listed.insert(source);
-        }
-        let counts_anyway = source == PodSource::Folder && self.sources.contains(&PodSource::Api);
-        if self.listed.contains(&source) && (is_complete || counts_anyway) {
-            self.awaited.remove(&source);
-        }
-    }
-}
-
 // === impl PodStore ===
 
 impl PodStore {
     /// The description of a pod that neither the API nor the folder describes.
     fn undescribed(&self) -> Description {
         let lists = self.lists();
-        if !lists.awaited.is_empty() {
+        if !lists.are_complete() {
             Description::Awaited
-        } else if !lists.sources.is_empty() {
+        } else if lists.exist() {
             Description::Missing
         } else if self.has_runtime() {
             Description::RuntimeOnly
@@ -200,7 +164,7 @@ impl UndescribedOwners {
 #[allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 mod tests {
     use super::*;
-    use crate::agent::event::{PodKey, PodsChange, PodsUpdate, RuntimeUpdate};
+    use crate::agent::event::{PodKey, PodSource, PodsChange, PodsUpdate, RuntimeUpdate};
     use crate::pin::{Desired, PodAssignment};
     use crate::pod::{ContainerIds, Pod, recognized};
     use PodSource::{Api, Folder};

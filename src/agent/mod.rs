@@ -37,6 +37,7 @@ pub mod pass_model;
 pub mod pass_state;
 mod pass_view;
 mod pending;
+mod pod_lists;
 mod pod_store;
 #[cfg(feature = "reclaim")]
 mod probes;

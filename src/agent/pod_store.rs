@@ -8,8 +8,8 @@ use std::sync::Arc;
 
 use super::event::{PodKey, PodSource, PodsChange, PodsUpdate, RuntimePod, RuntimeUpdate};
 use super::identity::{self, Evidence, Identified, RecordedPod};
-use super::known_pods::PodLists;
 use super::pending::PendingAssignments;
+use super::pod_lists::PodLists;
 use crate::pin::{Ledger, Observed};
 use crate::pod::{ApiUid, Container, ContainerIds, Pod, PodList, RecognizedPod, is_required};
 

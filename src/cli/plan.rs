@@ -215,10 +215,9 @@ pub(super) fn planned(
     let shared = decisions.desired.shared();
     let mut containers = Vec::new();
     for decision in decisions.containers {
-        let Some(pod) = pods.get(decision.pod) else {
-            continue;
-        };
-        let Some(container) = pod.containers.get(decision.container) else {
+        let pod = pods.get(decision.pod);
+        let found = pod.and_then(|pod| Some((pod, pod.containers.get(decision.container)?)));
+        let Some((pod, container)) = found else {
             continue;
         };
         let own = decision.cpus.as_ref();

@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 
 use super::assignment::union;
-use super::model::IDLE_CGROUP;
+use super::model::{IDLE_CGROUP, PodPlan};
 use super::{AssignmentRecord, PodAssignment};
 use crate::cpu::CpuSet;
 use crate::host::cgroup::{
@@ -289,13 +289,17 @@ impl ObservedPod {
         union(self.others(name).map(cpus))
     }
 
+    /// Whether a container runs on the CPUs of its pod without owning any: an init container by the description, or as far as
+    /// the kernel tells without a description.
+    pub(super) fn is_init(&self, container: &ObservedContainer, plan: &PodPlan) -> bool {
+        let name = container.name.as_deref().unwrap_or_default();
+        plan.init_containers.iter().any(|init| init == name)
+            || plan.name.is_none() && self.runs_inside(container, &plan.assignment)
+    }
+
     /// Whether a container of a pod without a description runs on recorded CPUs of the pod, as an init container does, some of
     /// them of containers that do not exist. Nobody may have told its name so far.
-    pub(super) fn runs_inside(
-        &self,
-        container: &ObservedContainer,
-        assignment: &PodAssignment,
-    ) -> bool {
+    fn runs_inside(&self, container: &ObservedContainer, assignment: &PodAssignment) -> bool {
         let cgroup = &container.cgroup;
         let cpus = &cgroup.cpuset.effective;
         let mut owners = assignment.containers.iter();

@@ -7,7 +7,7 @@ use std::fmt;
 use serde::{Deserialize, Serialize};
 
 use super::assignment::union;
-use super::{AssignmentRecord, ObservedContainer, ObservedPod, PodAssignment};
+use super::{AssignmentRecord, PodAssignment};
 use crate::cpu::CpuSet;
 use crate::host::cgroup::{PartitionKind, Quota};
 use crate::pod::PodUid;
@@ -304,14 +304,6 @@ impl Desired {
 // === impl PodPlan ===
 
 impl PodPlan {
-    /// Whether a container runs on the CPUs of its pod without owning any: an init container by the description, or as far as
-    /// the kernel tells without a description.
-    pub(super) fn is_init(&self, pod: &ObservedPod, container: &ObservedContainer) -> bool {
-        let name = container.name.as_deref().unwrap_or_default();
-        self.init_containers.iter().any(|init| init == name)
-            || self.name.is_none() && pod.runs_inside(container, &self.assignment)
-    }
-
     /// Whether the container runtime has confirmed the pod's name in the record. The record of an
     /// unknown pod keeps its value.
     pub(super) fn is_confirmed(&self, record: Option<&AssignmentRecord>) -> bool {

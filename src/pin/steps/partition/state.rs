@@ -262,7 +262,7 @@ fn init_container_cpus(pod: &ObservedPod, assignment: &PodAssignment) -> CpuSet 
 fn init_container_cgroup<'a>(pod: &'a ObservedPod, plan: &PodPlan) -> Option<&'a str> {
     let inits = || {
         let containers = pod.containers.iter();
-        containers.filter(|container| plan.is_init(pod, container))
+        containers.filter(|container| pod.is_init(container, plan))
     };
     let present = inits().rfind(|container| container.cgroup.populated);
     let chosen = present.or_else(|| inits().next_back())?;
@@ -275,7 +275,7 @@ fn is_left_alone(pod: &ObservedPod, container: &ObservedContainer, plan: &PodPla
     let assignment = &plan.assignment;
     let is_explained = container.record.is_some()
         || !own_part(assignment, container).is_empty()
-        || plan.is_init(pod, container)
+        || pod.is_init(container, plan)
         || container
             .cgroup
             .cpuset
