@@ -466,7 +466,7 @@ impl Ledger {
         let uid = &pod.cgroup.uid;
         // With `cpuset`, a container's record is written before the pod's record. With partitions,
         // the pod's record is written first. After a crash in between, only one record exists, so
-        // both records count. CPUs that the pod's record gives to a pod mate are the mate's: the
+        // both records count. CPUs that the pod's record gives to another container are that one's: the
         // container whose record has them, too, has ended, or is to get them.
         let recorded = pod.record.as_ref().map(|record| &record.assignment);
         for (name, cpus) in recorded.into_iter().flat_map(PodAssignment::entries) {

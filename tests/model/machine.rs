@@ -278,6 +278,11 @@ impl Setup {
                 let mut wanted = claims.containers.get(name).map_or(0, bits);
                 if inside.iter().any(|container| container == name) {
                     wanted = all & !others(&pod.containers, &claims, name);
+                    // A live partition of an init container does not grow.
+                    let kept = wanted & node.exclusive;
+                    if node.is_live() && kept != 0 {
+                        wanted = kept;
+                    }
                 }
                 let wanted_online = wanted & world.in_reach();
                 let possible = wanted_online != 0 && wanted & world.kernel.lost == 0;

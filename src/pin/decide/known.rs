@@ -82,7 +82,7 @@ impl KnownPod<'_> {
         inside.map(|(_, cpus)| *cpus)
     }
 
-    /// Whether the container runs on recorded CPUs of its pod, as an init container does, some of them of pod mates that do not
+    /// Whether the container runs on recorded CPUs of its pod, as an init container does, some of them of containers that do not
     /// exist. A sidecar that is just being created does not have its CPUs to itself yet.
     fn runs_inside(&self, name: &str, recorded: &PodAssignment) -> bool {
         let Some(cpus) = self.running.get(name) else {
