@@ -48,16 +48,23 @@ use machine::Move;
 
 const ALL: Menu = Menu {
     foreign: true,
+    limits: false,
     hotplug: true,
     configuration: true,
 };
 /// Only the kubelet acts.
 const PLAIN: Menu = Menu {
     foreign: false,
+    limits: false,
     hotplug: false,
     configuration: false,
 };
-/// On cgroup v1 a CPU that was offline does not return to its earlier cgroups, for any write further down.
+/// An administrator limits the pods' tree, too. Only random histories have so many kinds of events.
+const WIDE: Menu = Menu {
+    limits: true,
+    ..ALL
+};
+/// On cgroup v1 a CPU that was offline returns to its earlier cgroups through notes, which only an agent that lives on can make.
 const ALL_V1: Menu = Menu {
     hotplug: false,
     ..ALL

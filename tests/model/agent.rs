@@ -409,11 +409,9 @@ impl World {
                 }
                 Ok(())
             }
+            Step::Narrowed { earlier, .. } => kernel.note(node, earlier.as_ref().map(bits)),
             // The model requests neither idle siblings nor memory.
-            Step::Make { .. }
-            | Step::Remove { .. }
-            | Step::Memory { .. }
-            | Step::Narrowed { .. } => {
+            Step::Make { .. } | Step::Remove { .. } | Step::Memory { .. } => {
                 panic!("{step}: not asked for")
             }
             Step::Exclusive { cpus, .. } => kernel.write_exclusive(node, bits(cpus)),
@@ -498,6 +496,14 @@ impl World {
             Outcome::Done
         } else {
             Outcome::NotInForce(effective)
+        }
+    }
+
+    /// The online CPUs on which an owner can run. A limit of the pods' tree does not concern partitions.
+    pub(crate) fn in_reach(&self) -> Cpus {
+        match self.enforcement {
+            ModelEnforcement::Partition => self.kernel.online,
+            _ => self.kernel.offered(),
         }
     }
 

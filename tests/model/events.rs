@@ -6,7 +6,7 @@ use pinfold::host::cgroup::PartitionKind as Made;
 use pinfold::pod::ContainerKind;
 
 use super::agent::{ModelEnforcement, Setup, World};
-use super::kernel::{Cpus, STRANGER, TREE, is_leaf, leaf_node, path, pod_node, set};
+use super::kernel::{Cpus, KernelKind, STRANGER, TREE, is_leaf, leaf_node, path, pod_node, set};
 
 /// An event in the world. The agent's own actions are not events.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -33,6 +33,8 @@ pub(crate) enum Event {
     Member(usize),
     /// A foreign program clears `cpuset.cpus.exclusive`.
     Clear(usize),
+    /// An administrator limits the pods' tree to some CPUs, or lifts the limit.
+    Limit(Cpus),
     /// A foreign program makes a cgroup beside the tree with the last CPU as exclusive, or removes the cgroup.
     Stranger,
     /// A CPU goes offline.
@@ -50,6 +52,8 @@ pub(crate) enum Event {
 pub(crate) struct Menu {
     /// Writes by strangers.
     pub(crate) foreign: bool,
+    /// An administrator limits the pods' tree.
+    pub(crate) limits: bool,
     /// CPUs go offline and come back.
     pub(crate) hotplug: bool,
     /// Another configuration.
@@ -63,7 +67,7 @@ impl Event {
     pub(crate) fn is_foreign(self) -> bool {
         matches!(
             self,
-            Self::Cpus(..) | Self::Member(_) | Self::Clear(_) | Self::Stranger
+            Self::Cpus(..) | Self::Member(_) | Self::Clear(_) | Self::Stranger | Self::Limit(_)
         )
     }
 }
@@ -140,12 +144,28 @@ impl World {
         if menu.foreign {
             self.foreign(&mut events);
         }
+        if menu.limits {
+            let all: Cpus = (1 << setup.cpus) - 1;
+            let is_limited = self.kernel.offered() != self.kernel.online;
+            let cpus = if is_limited {
+                all
+            } else {
+                all >> (setup.cpus / 4)
+            };
+            // v1 takes no offline CPU.
+            let is_v1 = setup.kind == KernelKind::V1;
+            events.push(Event::Limit(if is_v1 {
+                cpus & self.kernel.online
+            } else {
+                cpus
+            }));
+        }
         if menu.hotplug {
             for cpu in 1..setup.cpus {
                 let bit: Cpus = 1 << cpu;
                 if self.kernel.online & bit == 0 {
                     events.push(Event::Online(cpu));
-                } else if self.kernel.top() & !bit != 0 {
+                } else if self.kernel.can_go_offline(cpu) {
                     events.push(Event::Offline(cpu));
                 }
             }
@@ -236,7 +256,8 @@ impl World {
             Event::Learn(pod) => self.pods[pod].known = true,
             Event::Resize(pod) => self.pods[pod].grown = !self.pods[pod].grown,
             // A foreign write that the kernel refuses has no effect.
-            Event::Cpus(node, cpus) => _ = self.kernel.write_cpus(node, cpus),
+            Event::Cpus(node, cpus) => self.kernel.write_foreign(node, cpus),
+            Event::Limit(cpus) => self.kernel.write_foreign(TREE, cpus),
             Event::Member(node) => _ = self.kernel.write_partition(node, Made::Member),
             Event::Clear(node) => _ = self.kernel.write_exclusive(node, 0),
             Event::Stranger if self.kernel.get(STRANGER).is_some() => self.kernel.remove(STRANGER),

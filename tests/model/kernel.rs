@@ -85,6 +85,8 @@ pub(crate) struct Node {
     pub(crate) mark: Option<Arc<str>>,
     /// Whether the cgroup has a quota.
     pub(crate) limited: bool,
+    /// The noted set from before CPUs went offline. Only on v1.
+    narrowed: Option<Cpus>,
 }
 
 /// A kernel with its cgroups.
@@ -261,6 +263,7 @@ impl Kernel {
             ghost: 0,
             mark: None,
             limited: true,
+            narrowed: None,
         };
         self.nodes[node] = Some(new);
     }
@@ -292,6 +295,23 @@ impl Kernel {
     /// The effective CPUs at the top: the shared CPUs.
     pub(crate) fn top(&self) -> Cpus {
         self.online & !self.taken()
+    }
+
+    /// The online CPUs that the pods' tree offers. CPUs that return from being offline count, because a plan widens the tree
+    /// first.
+    pub(crate) fn offered(&self) -> Cpus {
+        let tree = self.get(TREE);
+        let written = tree.map_or(0, |tree| tree.cpus | tree.narrowed.unwrap_or_default());
+        match written {
+            0 => self.online,
+            _ => self.online & written,
+        }
+    }
+
+    /// Writes or removes the note of a set from before CPUs went offline.
+    pub(crate) fn note(&mut self, node: usize, earlier: Option<Cpus>) -> Result<(), Refused> {
+        self.node(node)?.narrowed = earlier;
+        Ok(())
     }
 
     /// The effective CPUs of a cgroup.
@@ -388,6 +408,15 @@ impl Kernel {
         }
         self.node(node)?.cpus = cpus;
         Ok(())
+    }
+
+    /// A foreign write to `cpuset.cpus`. The note of an earlier set then counts no longer.
+    pub(crate) fn write_foreign(&mut self, node: usize, cpus: Cpus) {
+        if self.get(node).is_some_and(|node| node.cpus != cpus)
+            && self.write_cpus(node, cpus).is_ok()
+        {
+            _ = self.note(node, None);
+        }
     }
 
     /// A write to `cpuset.cpus.exclusive`.
@@ -492,8 +521,22 @@ impl Kernel {
         Ok(())
     }
 
+    /// Whether a CPU can go offline here. On v1, the tasks of a cgroup without any CPU left move to its parent, which the model
+    /// lacks.
+    pub(crate) fn can_go_offline(&self, cpu: u32) -> bool {
+        let bit: Cpus = 1 << cpu;
+        let keeps = |node: &Node| self.kind != KernelKind::V1 || node.cpus != bit;
+        self.top() & !bit != 0 && self.nodes.iter().flatten().all(keeps)
+    }
+
     pub(crate) fn offline(&mut self, cpu: u32) {
         self.online &= !(1 << cpu);
+        if self.kind == KernelKind::V1 {
+            // The CPU does not return to these sets by itself.
+            let online = self.online;
+            let nodes = self.nodes.iter_mut().flatten();
+            nodes.for_each(|node| node.cpus &= online);
+        }
         let empty: Vec<usize> = self
             .there()
             .filter(|node| {
@@ -537,7 +580,7 @@ impl Kernel {
             effective: set(self.effective(index)),
             exclusive: set(node.exclusive),
             partition,
-            narrowed_from: None,
+            narrowed_from: node.narrowed.map(set),
         }
     }
 

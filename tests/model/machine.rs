@@ -141,7 +141,7 @@ impl Setup {
                 });
                 let gained = cpus.difference(&had);
                 let never = set(self.reserved(world)).union(&ledger.excluded);
-                if !gained.is_disjoint(&never) || !gained.is_subset(&set(world.kernel.online)) {
+                if !gained.is_disjoint(&never) || !gained.is_subset(&set(world.kernel.offered())) {
                     return Err(format!(
                         "{name} of pod {uid} is given {gained}, of which {never} are not to be had"
                     ));
@@ -158,7 +158,7 @@ impl Setup {
             .union(&set(self.reserved(world)))
             .union(&ledger.excluded)
             .union(&ledger.exclusive());
-        let free = set(world.kernel.online).difference(&excluded).len();
+        let free = set(world.kernel.offered()).difference(&excluded).len();
         for decision in &planned.decisions.containers {
             let Entitlement::Exclusive { cpus: owed, .. } = &decision.entitlement else {
                 continue;
@@ -270,8 +270,13 @@ impl Setup {
                 let mut wanted = claims.containers.get(name).map_or(0, bits);
                 if inside.iter().any(|container| container == name) {
                     wanted = all & !others(&pod.containers, &claims, name);
+                    // A live partition of an init container does not grow.
+                    let kept = wanted & node.exclusive;
+                    if node.is_live() && kept != 0 {
+                        wanted = kept;
+                    }
                 }
-                let wanted_online = wanted & world.kernel.online;
+                let wanted_online = wanted & world.in_reach();
                 let possible = wanted_online != 0 && wanted & world.kernel.lost == 0;
                 if wanted & world.kernel.lost != 0 || walled {
                     continue;
@@ -310,6 +315,7 @@ impl Setup {
         let online = set(world.kernel.online);
         let here = |drift: &Drift| {
             drift.cause != DriftCause::Offline
+                && bits(&drift.assigned) & world.kernel.online & !world.in_reach() == 0
                 && drift.assigned.is_disjoint(&set(world.kernel.lost))
         };
         let input = DriftInput {

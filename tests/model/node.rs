@@ -69,6 +69,8 @@ struct Run<'a> {
     /// Whether the agent was killed before the last step.
     is_cut: bool,
     interrupted: bool,
+    /// Whether the pass has noted sets from before CPUs went offline. It then knows more than the plan to compare with.
+    has_noted: bool,
     broken: Option<Broken>,
     /// The pod of a pod pass.
     pod: Option<String>,
@@ -150,7 +152,7 @@ impl Setup {
         run.world.endangered &= run.world.kernel.is_in_danger();
         match &end {
             PassEnd::Failed(error) => return Err(format!("the pass failed: {error:#}")),
-            PassEnd::Done(_) if is_node && run.steps != planned.steps.len() => {
+            PassEnd::Done(_) if is_node && !run.has_noted && run.steps != planned.steps.len() => {
                 return Err(format!("the pass left out\n{}", list(&planned.steps)));
             }
             PassEnd::NeedsNode if is_node => return Err("a node pass needs itself".to_owned()),
@@ -192,6 +194,7 @@ impl<'a> Run<'a> {
             done: 0,
             is_cut: false,
             interrupted: false,
+            has_noted: false,
             broken: None,
             pod: None,
         }
@@ -208,7 +211,7 @@ impl<'a> Run<'a> {
         let Some(planned) = self.planned else {
             return Vec::new();
         };
-        if self.compares && steps != planned.steps {
+        if self.compares && !self.has_noted && steps != planned.steps {
             let planned = list(&planned.steps);
             self.broken = Some(format!("the pass plans\n{all}\n  instead of\n{planned}"));
             return Vec::new();
@@ -243,6 +246,18 @@ impl<'a> Run<'a> {
             }
         }
         done
+    }
+
+    /// Writes the notes with which a pass begins.
+    fn note(&mut self, notes: Vec<Step>) -> Vec<AppliedStep> {
+        self.has_noted = true;
+        let mut held = Held::default();
+        let mut write = |step: Step| {
+            let outcome = self.world.apply(&step, &mut held);
+            let outcome = real(&step, outcome, &held);
+            AppliedStep { step, outcome }
+        };
+        notes.into_iter().map(&mut write).collect()
     }
 
     fn carry_out_one(
@@ -402,6 +417,18 @@ impl PassNode for ModelNode<'_> {
     }
 
     fn apply(&self, steps: Vec<Step>, go_on: &mut dyn FnMut(&Step) -> bool) -> Vec<AppliedStep> {
+        let is_note = |step: &Step| {
+            matches!(
+                step,
+                Step::Narrowed {
+                    earlier: Some(_),
+                    ..
+                }
+            )
+        };
+        if steps.iter().all(is_note) && !steps.is_empty() {
+            return self.run.borrow_mut().note(steps);
+        }
         let steps = (self.setup.mutate)(steps);
         let creates = matches!(self.request, Some(RuntimeRequest::Create { .. }));
         if creates && self.setup.flaw == Some(Flaw::NoRecord) {

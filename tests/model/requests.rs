@@ -12,7 +12,7 @@ use pinfold::pod::{ContainerKind, Entitlement};
 
 use super::agent::{ModelEnforcement, PodState, Setup, World};
 use super::events::{Event, Menu};
-use super::kernel::{CONTAINERS, bits, leaf_node, path, pod_node, set};
+use super::kernel::{CONTAINERS, KernelKind, bits, leaf_node, path, pod_node, set};
 use super::machine::Broken;
 use super::node::Orders;
 
@@ -233,10 +233,14 @@ impl<'a> Agent<'a> {
                 use ContainerKind::{App, Init};
                 matches!((kinds[one].0, kinds[other].0), (Init, App) | (App, Init))
             };
+            // The kubelet creates and starts the containers of a pod one after another, so no request meets a creation in
+            // progress.
+            let is_created = |one: &Container| !one.has_cgroup;
+            let is_busy = containers.iter().flatten().any(is_created);
             for at in 0..kinds.len() {
                 let clash = |other: usize| containers[other].is_some() && clashes(other, at);
                 match &containers[at] {
-                    None if (0..kinds.len()).any(clash) => {}
+                    None if is_busy || (0..kinds.len()).any(clash) => {}
                     None => {
                         acts.push(Act::Ask(Request::Create(pod, at)));
                         acts.push(Act::Unheard(pod, at));
@@ -246,7 +250,7 @@ impl<'a> Agent<'a> {
                     }
                     Some(one) => {
                         acts.push(Act::End(pod, at));
-                        if !one.started {
+                        if !one.started && !is_busy {
                             acts.push(Act::Ask(Request::Start(pod, at)));
                         }
                     }
@@ -377,7 +381,10 @@ impl<'a> Agent<'a> {
             let containers = self.runtime[pod].iter_mut().flatten().flatten();
             containers.for_each(|one| one.answer = None);
         }
-        if let Event::Enforce(_) = event {
+        // On v1 the runtime could not write the CPUs of the last answer, and the kubelet asks again.
+        let is_v1 = self.setup.kind == KernelKind::V1;
+        let is_narrower = is_v1 && matches!(event, Event::Limit(_) | Event::Offline(_));
+        if is_narrower || matches!(event, Event::Enforce(_)) {
             let all = self.runtime.iter_mut().flatten().flatten().flatten();
             all.for_each(|one| one.answer = None);
         }
@@ -592,7 +599,11 @@ impl<'a> Agent<'a> {
                 ));
             }
         }
-        let answer = cpus.and_then(|cpus| self.state.cpus_for_runtime(&uid, &name(at), &cpus));
+        let writable = cpus.filter(|cpus| {
+            let available = result.decisions.desired.available();
+            self.world.enforcement != ModelEnforcement::Cpuset || cpus.is_subset(&available)
+        });
+        let answer = writable.and_then(|cpus| self.state.cpus_for_runtime(&uid, &name(at), &cpus));
         self.change(pod, at).unwrap().answer = answer;
         Ok(())
     }
@@ -668,7 +679,7 @@ impl<'a> Agent<'a> {
         } else {
             owned.containers.get(&name(at)).cloned().unwrap_or_default()
         };
-        let there = bits(&cpus) & kernel.online;
+        let there = bits(&cpus) & self.world.in_reach();
         let effective = kernel.effective(own);
         if there == 0 {
             let exclusive = bits(&ledger.exclusive());
