@@ -233,10 +233,8 @@ impl<'a> Agent<'a> {
                 use ContainerKind::{App, Init};
                 matches!((kinds[one].0, kinds[other].0), (Init, App) | (App, Init))
             };
-            // The kubelet creates and starts the containers of a pod one after another, so no request meets a creation in
-            // progress.
-            let is_created = |one: &Container| !one.has_cgroup;
-            let is_busy = containers.iter().flatten().any(is_created);
+            // The kubelet creates and starts the containers of a pod one after another.
+            let is_busy = containers.iter().flatten().any(|one| !one.started);
             for at in 0..kinds.len() {
                 let clash = |other: usize| containers[other].is_some() && clashes(other, at);
                 match &containers[at] {
@@ -250,7 +248,7 @@ impl<'a> Agent<'a> {
                     }
                     Some(one) => {
                         acts.push(Act::End(pod, at));
-                        if !one.started && !is_busy {
+                        if !one.started {
                             acts.push(Act::Ask(Request::Start(pod, at)));
                         }
                     }
@@ -693,7 +691,9 @@ impl<'a> Agent<'a> {
             }
             return Ok(());
         }
-        if effective != there {
+        // A live partition of an init container does not grow.
+        let is_fine = effective == there || is_init && effective != 0 && effective & !there == 0;
+        if !is_fine {
             return Err(format!(
                 "{} started on {}, not on {}",
                 path(own),

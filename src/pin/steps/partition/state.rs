@@ -201,7 +201,7 @@ impl<'a> PartitionState<'a> {
             let own = own_part(&plan.assignment, container);
             let owner = !own.is_empty();
             let wanted = if !owner && init_cgroup == Some(path) {
-                init_cpus.clone()
+                init_partition_cpus(container, &init_cpus)
             } else {
                 own.cpus()
             };
@@ -255,6 +255,19 @@ fn init_container_cpus(pod: &ObservedPod, assignment: &PodAssignment) -> CpuSet 
     let existing = assignment.entries().filter(|(name, _)| exists(*name));
     let taken = union(existing.map(|(_, cpus)| cpus));
     assignment.usable().difference(&taken)
+}
+
+/// The CPUs of an init container's partition, which may have the CPUs `init_cpus`. A live partition takes no further ones: they
+/// come from another container that has ended, and the container runtime may already be about to write them to that container's next
+/// cgroup. That would make the partition invalid on Linux 6.12.
+fn init_partition_cpus(container: &ObservedContainer, init_cpus: &CpuSet) -> CpuSet {
+    let cpuset = &container.cgroup.cpuset;
+    let kept = init_cpus.intersection(&cpuset.exclusive);
+    if cpuset.partition.is_live() && !kept.is_empty() {
+        kept
+    } else {
+        init_cpus.clone()
+    }
 }
 
 /// The cgroup of the pod's present init container. Init containers run one after another, and some runtimes remove an
