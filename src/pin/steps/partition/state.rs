@@ -355,18 +355,6 @@ impl Leaf<'_> {
         !self.owner && self.target.is_empty() && self.container.has_given_cpus()
     }
 
-    /// Whether the container's written set is one that Pinfold asked for: at the container's creation, or as an assignment
-    /// of the record.
-    pub(super) fn has_own_set(&self, online: &CpuSet) -> bool {
-        let written = &self.container.cgroup.cpuset.cpus;
-        let recorded = self.container.record.as_ref().map(AssignmentRecord::cpus);
-        let is_recorded = recorded.is_some_and(|cpus| {
-            let cpus = cpus.intersection(online);
-            !cpus.is_empty() && cpus == written.intersection(online)
-        });
-        is_recorded || self.container.has_given_cpus()
-    }
-
     pub(super) fn next_record(&self) -> AssignmentRecord {
         let (container, plan) = (self.container, self.plan);
         let assignment = self.owner.then(|| own_part(&plan.assignment, container));
