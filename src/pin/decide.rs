@@ -66,6 +66,28 @@ pub struct Decisions {
     pub moves: Vec<ContainerMove>,
 }
 
+// === impl Decision ===
+
+impl Decision {
+    /// A test's decision that the first container of a pod runs on shared CPUs. `index` is the pod's.
+    #[cfg(test)]
+    pub(crate) fn shared(pod: &Pod, index: usize) -> Self {
+        Self {
+            pod: index,
+            container: 0,
+            qos: crate::pod::qos(pod),
+            recognition: crate::pod::recognise(pod),
+            entitlement: Entitlement::Shared {
+                reason: String::new(),
+            },
+            cpus: None,
+            memory: None,
+            note: None,
+            refused: None,
+        }
+    }
+}
+
 // === impl Decisions ===
 
 impl Decisions {

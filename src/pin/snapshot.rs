@@ -280,7 +280,7 @@ mod tests {
     use crate::cpu::{Numbering, Shape};
     use crate::host::cgroup::{ContainerCgroup, Cpuset, PodCgroup};
     use crate::pin::ObservedContainer;
-    use crate::pod::{self, Container, Policy, ThreadPolicy, thread_environment};
+    use crate::pod::{Container, Policy, ThreadPolicy, thread_environment};
 
     /// A container that another program, such as a kubelet, has put on CPUs of one NUMA node.
     #[test]
@@ -302,19 +302,7 @@ mod tests {
             ..Pod::default()
         };
         let decisions = Decisions {
-            containers: vec![Decision {
-                pod: 0,
-                container: 0,
-                qos: pod::qos(&pod),
-                recognition: pod::recognise(&pod),
-                entitlement: Entitlement::Shared {
-                    reason: String::new(),
-                },
-                cpus: None,
-                memory: None,
-                note: None,
-                refused: None,
-            }],
+            containers: vec![Decision::shared(&pod, 0)],
             ..Decisions::default()
         };
         let numa_of = |effective: Option<&str>| {

@@ -257,9 +257,9 @@ fn init_container_cpus(pod: &ObservedPod, assignment: &PodAssignment) -> CpuSet 
     assignment.usable().difference(&taken)
 }
 
-/// The CPUs of an init container's partition, which may have the CPUs `init_cpus`. A live partition takes no further ones: they
-/// come from another container that has ended, and the container runtime may already be about to write them to that container's next
-/// cgroup. That would make the partition invalid on Linux 6.12.
+/// The CPUs of an init container's partition, out of those that it may use. A live partition takes no further ones, because they
+/// come from another container that has ended, and the container runtime may be about to write them to that container's next
+/// cgroup. On Linux 6.12 this write would make the partition invalid.
 fn init_partition_cpus(container: &ObservedContainer, init_cpus: &CpuSet) -> CpuSet {
     let cpuset = &container.cgroup.cpuset;
     let kept = init_cpus.intersection(&cpuset.exclusive);
