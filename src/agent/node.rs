@@ -153,7 +153,7 @@ impl AgentNode {
                     ledger.available(&self.topology.online)
                 );
             } else {
-                tracing::info!("CPUs {chosen} are reserved");
+                tracing::info!("Pinfold reserves {}", chosen.in_words());
             }
             self.reserved = chosen;
         }

@@ -115,8 +115,8 @@ impl PassState {
     /// The part of a decision about a new container that the runtime may write to the container's cgroup: all of `cpus`, or
     /// nothing.
     ///
-    /// Linux 6.12 makes a partition invalid if the `cpuset.cpus` of another container of the pod meets it. The CPUs of such partitions are written at
-    /// StartContainer, after the partitions have given them up.
+    /// Linux 6.12 makes a partition invalid if the `cpuset.cpus` of another container of the pod meets it. The CPUs of such
+    /// partitions are written at StartContainer, after the partitions have given them up.
     pub fn cpus_for_runtime(&self, uid: &str, container: &str, cpus: &CpuSet) -> Option<CpuSet> {
         let pod = self.cached.as_ref()?.observed.pod(uid);
         let held = pod.map(|pod| pod.partitions_of_others(container));

@@ -42,13 +42,7 @@ impl UpdateInput<'_> {
                 .map(|own| own.cgroup.cpuset.cpus.clone())
                 .filter(|cpus| !cpus.is_empty());
         }
-        let own_path = own.map(|own| own.cgroup.path.as_str());
-        let others = self.pod.containers.iter().map(|other| &other.cgroup);
-        let others = others.filter(|other| other.cpuset.partition.is_live());
-        let others = others.filter(|other| Some(other.path.as_str()) != own_path);
-        let taken: CpuSet = others
-            .flat_map(|other| other.cpuset.exclusive.iter())
-            .collect();
+        let taken = self.pod.partitions_of_others(self.container);
         let offered = match self.enforcement {
             Enforcement::Partition => self.online.clone(),
             _ => self.desired.shared(),
@@ -245,7 +239,6 @@ impl Reconciler {
 #[allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 mod tests {
     use super::*;
-    use crate::pod::Entitlement;
 
     fn set(list: &str) -> CpuSet {
         list.parse().unwrap()
@@ -265,19 +258,9 @@ mod tests {
     }
 
     fn answer(pod: &ObservedPod, enforcement: Enforcement) -> Option<String> {
-        let described = Pod::default();
         let decision = Decision {
-            pod: 0,
-            container: 0,
-            qos: pod::qos(&described),
-            recognition: pod::recognise(&described),
-            entitlement: Entitlement::Shared {
-                reason: String::new(),
-            },
             cpus: Some(set("2-3")),
-            memory: None,
-            note: None,
-            refused: None,
+            ..Decision::shared(&Pod::default(), 0)
         };
         let desired = Desired {
             online: set("0-7"),

@@ -194,7 +194,7 @@ mod tests {
     use crate::pin::decide::{Decision, Decisions};
     use crate::pin::snapshot::containers;
     use crate::pin::{AssignmentRecord, EarlierSettings, Scan};
-    use crate::pod::{self, Container, Entitlement, Pod, Policy, ThreadPolicy};
+    use crate::pod::{self, Container, Pod, Policy, ThreadPolicy};
 
     fn set(list: &str) -> CpuSet {
         list.parse().unwrap()
@@ -241,21 +241,11 @@ mod tests {
             ..Scan::default()
         };
         let (observed, ledger) = Observed::new(scan, &pods);
-        let decision = |index: usize| Decision {
-            pod: index,
-            container: 0,
-            qos: pods[index].qos(),
-            recognition: pods[index].recognition().clone(),
-            entitlement: Entitlement::Shared {
-                reason: String::new(),
-            },
-            cpus: None,
-            memory: None,
-            note: None,
-            refused: None,
-        };
+        let shared = pods.iter().zip(0..);
         let decisions = Decisions {
-            containers: vec![decision(0), decision(1)],
+            containers: shared
+                .map(|(pod, index)| Decision::shared(pod, index))
+                .collect(),
             ..Decisions::default()
         };
         let topology = crate::cpu::Topology::default();

@@ -20,7 +20,7 @@ const MAX_MEMBERS: usize = 10_000;
 const READ_SECONDS: u32 = 60;
 
 /// After this time without a further pod, a server without streaming lists has sent all pods.
-const END_OF_LIST: Duration = Duration::from_secs(2);
+const SILENCE_AFTER_LIST: Duration = Duration::from_secs(2);
 
 /// A pod of a job, with its own IP addresses.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -91,9 +91,9 @@ async fn read(mut watch: WatchStream, has_bookmark: bool) -> Result<Vec<JobMembe
     let mut has_begun = false;
     // A server that does not know streaming lists ignores the request for a bookmark, so silence ends each list.
     let silence = if has_bookmark {
-        5 * END_OF_LIST
+        5 * SILENCE_AFTER_LIST
     } else {
-        END_OF_LIST
+        SILENCE_AFTER_LIST
     };
     while members.len() < MAX_MEMBERS {
         let change = match watch.next(silence).await {

@@ -68,6 +68,28 @@ pub struct Decisions {
     pub moves: Vec<ContainerMove>,
 }
 
+// === impl Decision ===
+
+impl Decision {
+    /// A test's decision that the first container of a pod runs on shared CPUs. `index` is the pod's.
+    #[cfg(test)]
+    pub(crate) fn shared(pod: &RecognizedPod, index: usize) -> Self {
+        Self {
+            pod: index,
+            container: 0,
+            qos: pod.qos(),
+            recognition: pod.recognition().clone(),
+            entitlement: Entitlement::Shared {
+                reason: String::new(),
+            },
+            cpus: None,
+            memory: None,
+            note: None,
+            refused: None,
+        }
+    }
+}
+
 // === impl Decisions ===
 
 impl Decisions {

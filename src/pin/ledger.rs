@@ -270,8 +270,8 @@ impl ObservedPod {
         union(self.others(name).map(ObservedContainer::partition_cpus))
     }
 
-    /// The CPUs that an init container must leave alone: those of the partitions of the pod's other containers, and
-    /// those of each of them with a cgroup, which may become a partition at any moment. A partition whose container has ended ends with
+    /// The CPUs that an init container must leave alone: those of the partitions of the pod's other containers, and those of
+    /// each of them with a cgroup, which may become a partition at any moment. A partition whose container has ended ends with
     /// the start of the next one.
     pub(super) fn cpus_of_others(&self, name: &str, assignment: &PodAssignment) -> CpuSet {
         let assigned = |other: &ObservedContainer| match &other.name {

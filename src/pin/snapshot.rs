@@ -305,19 +305,7 @@ mod tests {
         }]);
         let pod = &pods[0];
         let decisions = Decisions {
-            containers: vec![Decision {
-                pod: 0,
-                container: 0,
-                qos: pod.qos(),
-                recognition: pod.recognition().clone(),
-                entitlement: Entitlement::Shared {
-                    reason: String::new(),
-                },
-                cpus: None,
-                memory: None,
-                note: None,
-                refused: None,
-            }],
+            containers: vec![Decision::shared(pod, 0)],
             ..Decisions::default()
         };
         let numa_of = |effective: Option<&str>| {

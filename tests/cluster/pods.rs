@@ -233,8 +233,8 @@ async fn three_slow_streaming_lists_switch_to_plain_lists() {
     }
 }
 
-#[tokio::test(start_paused = true)]
-async fn a_plain_list_is_never_older_than_the_known_pods() {
+/// A listener that knows the pods `a` and `b`, and the version of the server's cache, which lacks `b`. The watch can't continue.
+async fn beside_a_cache_that_lags() -> (FakeApi, Listener, u64) {
     let fake = FakeApi::direct();
     let mut listener = Listener::plain(&fake);
     fake.put(&pod("a", NODE, "1"));
@@ -242,17 +242,20 @@ async fn a_plain_list_is_never_older_than_the_known_pods() {
     let before = fake.revision();
     fake.put(&pod("b", NODE, "1"));
     listener.until_names(&["a", "b"]).await;
-    let resyncs = listener.api.counters().resyncs();
-    // This server's cache lacks the pod b for a while, and the watch can't continue.
     fake.put(&pod("stranger", "n2", "1"));
     fake.set_cached(Some(before));
-    fake.fail(
-        FaultScope::always().verb("watch").on("pods").times(1),
-        Fault::Watch(WatchFault::Gone { after: 0 }),
-    );
+    let gone = Fault::Watch(WatchFault::Gone { after: 0 });
+    fake.fail(FaultScope::always().verb("watch").on("pods").times(1), gone);
     fake.cut();
     fake.put(&pod("b", NODE, "2"));
     fake.clear_log();
+    (fake, listener, before)
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_plain_list_is_never_older_than_the_known_pods() {
+    let (fake, mut listener, _) = beside_a_cache_that_lags().await;
+    let resyncs = listener.api.counters().resyncs();
     listen_for_lists(&fake, &mut listener, 2).await;
     fake.set_cached(None);
     let until = Instant::now() + Duration::from_secs(1200);
@@ -325,20 +328,7 @@ async fn a_cache_that_never_catches_up_and_a_restored_etcd_lead_to_the_newest_li
 /// list of each of thousands of nodes would cost it a scan of all pods.
 #[tokio::test(start_paused = true)]
 async fn only_answers_in_a_row_that_the_version_is_too_large_lead_to_the_newest_list() {
-    let fake = FakeApi::direct();
-    let mut listener = Listener::plain(&fake);
-    fake.put(&pod("a", NODE, "1"));
-    listener.until_names(&["a"]).await;
-    let before = fake.revision();
-    fake.put(&pod("b", NODE, "1"));
-    listener.until_names(&["a", "b"]).await;
-    fake.put(&pod("stranger", "n2", "1"));
-    fake.set_cached(Some(before));
-    let gone = Fault::Watch(WatchFault::Gone { after: 0 });
-    fake.fail(FaultScope::always().verb("watch").on("pods").times(1), gone);
-    fake.cut();
-    fake.put(&pod("b", NODE, "2"));
-    fake.clear_log();
+    let (fake, mut listener, before) = beside_a_cache_that_lags().await;
     for number in 1..=7 {
         if number % 3 == 0 {
             let fault = Fault::Refuse {

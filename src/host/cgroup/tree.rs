@@ -203,7 +203,7 @@ impl Cgroups {
             .collect()
     }
 
-    /// Whether a process runs in the cgroup itself. An unreadable cgroup has no process that is known.
+    /// Whether a process runs in the cgroup itself. A cgroup that can't be read counts as empty.
     pub fn has_process(&self, path: &str, pid: u32) -> bool {
         let procs = file::read(&self.root().join(path).join("cgroup.procs"));
         procs.is_ok_and(|procs| procs.lines().any(|line| line.trim().parse() == Ok(pid)))

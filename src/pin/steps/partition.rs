@@ -168,7 +168,7 @@ impl<'a> PartitionState<'a> {
     /// set.
     fn newer_setting(&self, leaf: &Leaf<'_>) -> Option<CpuSet> {
         let written = &leaf.container.cgroup.cpuset.cpus;
-        let is_newer = !leaf.owner && !leaf.has_own_set(&self.desired.online);
+        let is_newer = !leaf.owner && !leaf.container.has_given_cpus();
         (is_newer && self.separated(leaf).is_some()).then(|| written.clone())
     }
 
@@ -394,25 +394,12 @@ impl<'a> PartitionState<'a> {
         // remaining containers.
         if !leaf.target.is_empty() {
             last.writes.extend(lift_quota(&cgroup.path, cgroup.quota));
-            last.writes.extend(self.followed_set(leaf));
         }
         last.writes.extend(memory::bind(
             leaf.container,
             leaf.plan,
             &self.desired.all_memory,
         ));
-    }
-
-    /// The step after which an owner's written set is that of its partition, as after a resize. The set has no effect while the
-    /// partition is live, but it takes force once the partition ends, and until then it misleads whoever reads it.
-    fn followed_set(&self, leaf: &Leaf<'_>) -> Option<Step> {
-        let (cgroup, online) = (&leaf.container.cgroup, &self.desired.online);
-        let written = cgroup.cpuset.cpus.intersection(online);
-        let wanted = leaf.target.intersection(online);
-        let lags = !written.is_empty() && written != wanted;
-        // An earlier phase may have written it to keep it off other partitions of the pod.
-        let is_due = lags && self.separated(leaf).is_none();
-        is_due.then(|| Step::cpus(&cgroup.path, wanted, Reason::Own))
     }
 
     /// Restores the memory and the CPUs of a non-owner, except the CPUs of its pod's partitions. A

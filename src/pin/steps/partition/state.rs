@@ -257,9 +257,9 @@ fn init_container_cpus(pod: &ObservedPod, assignment: &PodAssignment) -> CpuSet 
     assignment.usable().difference(&taken)
 }
 
-/// The CPUs of an init container's partition, which may have the CPUs `init_cpus`. A live partition takes no further ones: they
-/// come from another container that has ended, and the container runtime may already be about to write them to that container's next
-/// cgroup. That would make the partition invalid on Linux 6.12.
+/// The CPUs of an init container's partition, out of those that it may use. A live partition takes no further ones, because they
+/// come from another container that has ended, and the container runtime may be about to write them to that container's next
+/// cgroup. On Linux 6.12 this write would make the partition invalid.
 fn init_partition_cpus(container: &ObservedContainer, init_cpus: &CpuSet) -> CpuSet {
     let cpuset = &container.cgroup.cpuset;
     let kept = init_cpus.intersection(&cpuset.exclusive);
@@ -347,18 +347,6 @@ impl Leaf<'_> {
     /// the container that no agent answers.
     pub(super) fn is_former_owner(&self) -> bool {
         !self.owner && self.target.is_empty() && self.container.has_given_cpus()
-    }
-
-    /// Whether the container's written set is one that Pinfold asked for: at the container's creation, or as an assignment
-    /// of the record.
-    pub(super) fn has_own_set(&self, online: &CpuSet) -> bool {
-        let written = &self.container.cgroup.cpuset.cpus;
-        let recorded = self.container.record.as_ref().map(AssignmentRecord::cpus);
-        let is_recorded = recorded.is_some_and(|cpus| {
-            let cpus = cpus.intersection(online);
-            !cpus.is_empty() && cpus == written.intersection(online)
-        });
-        is_recorded || self.container.has_given_cpus()
     }
 
     pub(super) fn next_record(&self) -> AssignmentRecord {

@@ -10,6 +10,8 @@ use crate::pod::{Container, Pod, recognized};
 
 mod init;
 
+mod init;
+
 const ONLINE: &str = "0-7";
 
 fn set(list: &str) -> CpuSet {
@@ -228,78 +230,6 @@ fn partitions_grow_from_above_and_shrink_from_below() {
             "a: exclusive 2",
             "kubepods: exclusive 2"
         ]
-    );
-}
-
-/// The runtime wrote the owner's set at Pinfold's request. After a resize, the set is that of the partition again.
-#[test]
-fn the_written_set_of_an_owner_follows_its_partition() {
-    let lives = there("2-4", &[("a", "x", "2-4", None, "2-4")]);
-    let grown = steps(&lives, &desired(&[("a", "x", "2-5")]));
-    assert_eq!(
-        grown,
-        [
-            "kubepods: exclusive 2-5",
-            "a: exclusive 2-5",
-            "a/x: exclusive 2-5",
-            "a/x: CPUs 2-5"
-        ]
-    );
-    let shrunk = steps(&lives, &desired(&[("a", "x", "2-3")]));
-    assert_eq!(shrunk.last().unwrap(), "a/x: CPUs 2-3", "{shrunk:?}");
-    assert_eq!(
-        steps(&lives, &desired(&[("a", "x", "2-4")])),
-        Vec::<String>::new()
-    );
-    // Only online CPUs are written, and a CPU that goes offline is no reason to write.
-    let mut offline = desired(&[("a", "x", "2-4")]);
-    offline.online = set("0-3,5-7");
-    assert!(
-        !steps(&lives, &offline)
-            .iter()
-            .any(|step| step.starts_with("a/x: CPU")),
-        "{:?}",
-        steps(&lives, &offline)
-    );
-    // A pass that ended before its last steps is made good by the next one.
-    let begun = there("2-5", &[("a", "x", "2-5", None, "2-4")]);
-    assert_eq!(
-        steps(&begun, &desired(&[("a", "x", "2-5")])),
-        ["a/x: CPUs 2-5"]
-    );
-}
-
-/// A former owner's written set is Pinfold's own, and not a setting to restore later.
-#[test]
-fn the_set_of_an_ended_assignment_is_no_earlier_setting() {
-    let lives = there(
-        "2-5",
-        &[("a", "x", "2-3", None, "2-3"), ("a", "y", "4-5", None, "")],
-    );
-    let plan = plan(
-        &lives,
-        &crate::pin::Ledger::default(),
-        &desired(&[("a", "y", "2-3")]),
-        Enforcement::Partition,
-    );
-    let records: Vec<&AssignmentRecord> = plan
-        .iter()
-        .filter_map(|step| match step {
-            Step::Record {
-                path,
-                record: Some(record),
-            } if path.ends_with("/x") => Some(record),
-            _ => None,
-        })
-        .collect();
-    assert!(
-        records.iter().all(|record| record.before.cpus.is_empty()),
-        "{records:?}"
-    );
-    assert!(
-        words(&plan).contains(&"a/x: CPUs 0-1,4-7".to_owned()),
-        "{:?}",
-        words(&plan)
     );
 }
 
