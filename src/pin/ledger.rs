@@ -297,15 +297,15 @@ impl ObservedPod {
             || plan.name.is_none() && self.runs_inside(container, &plan.assignment)
     }
 
-    /// Whether a container of a pod without a description runs on recorded CPUs of the pod, as an init container does, some of
-    /// them of containers that do not exist. Nobody may have told its name so far.
+    /// Whether a container of a pod without a description runs on recorded CPUs of containers that do not exist, as an init
+    /// container does. Nobody may have told its name so far.
     fn runs_inside(&self, container: &ObservedContainer, assignment: &PodAssignment) -> bool {
         let cgroup = &container.cgroup;
         let cpus = &cgroup.cpuset.effective;
-        let mut owners = assignment.containers.iter();
-        let has_of_absent =
-            owners.any(|(name, own)| self.container(name).is_none() && !own.is_disjoint(cpus));
-        cgroup.populated && has_of_absent && cpus.is_subset(&assignment.usable())
+        let owners = assignment.containers.iter();
+        let absent = owners.filter(|(name, _)| self.container(name).is_none());
+        let absent = union(absent.map(|(_, cpus)| cpus));
+        cgroup.populated && !cpus.is_empty() && cpus.is_subset(&absent)
     }
 
     /// The cgroups in the pod that do not belong to the named container. A cgroup that an earlier run of the container

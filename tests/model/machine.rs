@@ -276,6 +276,12 @@ impl Setup {
                     continue;
                 };
                 let mut wanted = claims.containers.get(name).map_or(0, bits);
+                // Without a description, a container that runs on CPUs of absent pod mates stays there.
+                let is_described = desired.pod(uid).is_some_and(|plan| plan.name.is_some());
+                let left = all & !mates(&pod.containers, &claims, name);
+                if !is_described && wanted == 0 && effective & !left == 0 {
+                    continue;
+                }
                 if inside.iter().any(|container| container == name) {
                     wanted = all & !others(&pod.containers, &claims, name);
                     // A live partition of an init container does not grow.

@@ -159,10 +159,13 @@ impl<'a> Agent<'a> {
         pods.flat_map(|pod| (0..CONTAINERS).map(move |at| (pod, at)))
     }
 
-    /// Whether the container is an init container without CPUs of its own. It has some if the description came late.
+    /// Whether the container is an init container without CPUs of its own, or may be one as far as the agent knows. An init
+    /// container has some if the description came late.
     fn inherits(&self, pod: usize, at: usize, owned: &PodAssignment) -> bool {
         let kind = self.setup.shapes[pod].containers()[at].0;
-        kind == ContainerKind::Init && !owned.containers.contains_key(&name(at))
+        let is_described = self.has_list && self.world.pods[pod].known;
+        let may_be_init = kind == ContainerKind::Init || !is_described;
+        may_be_init && !owned.containers.contains_key(&name(at))
     }
 
     /// The CPUs of a pod's record that an init container may use: those without a container.

@@ -420,8 +420,9 @@ fn run(version: CgroupVersion, history: &[(HistoryEntry, usize)]) {
                     };
                     let uid = format!("p{pod}");
                     if pods.contains(&uid) {
-                        wish.pod_mut(&uid)
-                            .assignment
+                        let plan = wish.pod_mut(&uid);
+                        plan.name = Some(("train".to_owned(), uid));
+                        plan.assignment
                             .containers
                             .entry(format!("c{container}"))
                             .or_default()
