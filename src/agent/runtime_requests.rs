@@ -260,7 +260,7 @@ mod tests {
     fn answer(pod: &ObservedPod, enforcement: Enforcement) -> Option<String> {
         let decision = Decision {
             cpus: Some(set("2-3")),
-            ..Decision::shared(&Pod::default(), 0)
+            ..Decision::shared(&pod::RecognizedPod::default(), 0)
         };
         let desired = Desired {
             online: set("0-7"),

@@ -276,9 +276,9 @@ impl Setup {
                     continue;
                 };
                 let mut wanted = claims.containers.get(name).map_or(0, bits);
-                // Without a description, a container that runs on CPUs of absent pod mates stays there.
+                // Without a description, a container that runs on the CPUs of absent containers of its pod stays there.
                 let is_described = desired.pod(uid).is_some_and(|plan| plan.name.is_some());
-                let left = all & !mates(&pod.containers, &claims, name);
+                let left = all & !others(&pod.containers, &claims, name);
                 if !is_described && wanted == 0 && effective & !left == 0 {
                     continue;
                 }

@@ -787,7 +787,8 @@ impl<'a> Agent<'a> {
         let own = leaf(pod, at).unwrap();
         let (_, ledger) = self.ledger();
         let owned = ledger.of(&pod.to_string());
-        let cpus = if self.inherits(pod, at, &owned) {
+        let inherits = self.inherits(pod, at, &owned);
+        let cpus = if inherits {
             self.left_for_init(pod, at)
         } else {
             owned.containers.get(&name(at)).cloned().unwrap_or_default()
@@ -807,7 +808,7 @@ impl<'a> Agent<'a> {
             return Ok(());
         }
         // A live partition of an init container does not grow.
-        let is_fine = effective == there || is_init && effective != 0 && effective & !there == 0;
+        let is_fine = effective == there || inherits && effective != 0 && effective & !there == 0;
         if !is_fine {
             return Err(format!(
                 "{} started on {}, not on {}",

@@ -10,8 +10,6 @@ use crate::pod::{Container, Pod, recognized};
 
 mod init;
 
-mod init;
-
 const ONLINE: &str = "0-7";
 
 fn set(list: &str) -> CpuSet {
