@@ -39,8 +39,8 @@ pub enum AgentEvent {
     Runtime(RuntimeUpdate),
     /// The runtime request CreateContainer.
     Create {
-        /// The container's pod.
-        pod: Box<Pod>,
+        /// The container's pod, with the container.
+        pod: Box<RuntimePod>,
         /// The container's name.
         container: String,
         /// The receiver of the answer.
@@ -64,8 +64,6 @@ pub enum AgentEvent {
         /// The receiver of the answer: the CPUs that the runtime shall remember; `None` to leave the runtime's set alone.
         reply: oneshot::Sender<Option<CpuSet>>,
     },
-    /// The container runtime has made the sandbox of the pod with this uid. The pod's description came before.
-    NewPod(String),
     /// Why changes in a watched tree are not noticed; `None` if all of it is watched.
     Watch {
         /// The tree.
@@ -73,8 +71,8 @@ pub enum AgentEvent {
         /// The problem, as a sentence with the remedy.
         problem: Option<String>,
     },
-    /// The container runtime has changed a container's resources, or has stopped or removed a container.
-    CgroupsChanged,
+    /// The container runtime has changed the resources of a container in the pod with this uid.
+    CgroupsChanged(String),
 }
 
 // === impl AgentEvent ===
@@ -192,6 +190,25 @@ pub struct RuntimePod {
     pub removed: BTreeSet<String>,
     /// The containers that have stopped and were not removed so far.
     pub stopped: BTreeSet<String>,
+}
+
+// === impl RuntimePod ===
+
+impl RuntimePod {
+    /// A pod into which nothing was injected, and of which no container has ended.
+    pub fn new(pod: Pod) -> Self {
+        Self {
+            pod,
+            injected: BTreeMap::new(),
+            removed: BTreeSet::new(),
+            stopped: BTreeSet::new(),
+        }
+    }
+
+    /// Whether the runtime has just made the pod's sandbox, and no container so far.
+    pub(super) fn is_new(&self) -> bool {
+        self.pod.containers.is_empty()
+    }
 }
 
 /// The answer to CreateContainer.

@@ -1,49 +1,78 @@
-//! [`EventQueue`]: the reconciler's events in order, with a check for urgent events.
+//! [`EventQueue`]: the reconciler's events, with a check for urgent events.
 
 use std::collections::VecDeque;
 
 use tokio::sync::mpsc;
 
-use super::event::AgentEvent;
+use super::event::{AgentEvent, RuntimeUpdate};
 
-/// The reconciler's events in the order of arrival.
+/// The sending ends of the reconciler's two queues.
+#[derive(Debug, Clone)]
+pub(super) struct EventSenders {
+    /// The container runtime's events, in order. The queue has no limit, since the runtime waits for the answer to each event.
+    pub(super) runtime: mpsc::UnboundedSender<AgentEvent>,
+    /// All other events. A sender waits while the queue is full, and then sends the newest state.
+    pub(super) others: mpsc::Sender<AgentEvent>,
+}
+
+/// The reconciler's events, each queue in the order of arrival.
 #[derive(Debug)]
 pub(super) struct EventQueue {
-    events: mpsc::Receiver<AgentEvent>,
-    /// Events received for a check and not yet handled.
+    runtime: mpsc::UnboundedReceiver<AgentEvent>,
+    others: mpsc::Receiver<AgentEvent>,
+    /// Events of the runtime received for a check and not yet handled.
     peeked: VecDeque<AgentEvent>,
 }
 
 // === impl EventQueue ===
 
 impl EventQueue {
-    pub(super) fn new(events: mpsc::Receiver<AgentEvent>) -> Self {
-        Self {
-            events,
+    /// A queue and its senders.
+    pub(super) fn new() -> (EventSenders, Self) {
+        let (runtime, of_runtime) = mpsc::unbounded_channel();
+        let (others, of_others) = mpsc::channel(64);
+        let queue = Self {
+            runtime: of_runtime,
+            others: of_others,
             peeked: VecDeque::new(),
-        }
+        };
+        (EventSenders { runtime, others }, queue)
     }
 
-    /// The next event; `None` after all senders are dropped and all events are taken.
+    /// The next event; `None` after all senders of a queue are dropped and all events are taken.
+    ///
+    /// The other events come first: a description that the API server sent before a request counts for the request.
     ///
     /// Cancel safe: a cancelled call takes no event.
     pub(super) async fn next(&mut self) -> Option<AgentEvent> {
-        match self.peeked.pop_front() {
-            Some(event) => Some(event),
-            None => self.events.recv().await,
+        if let Ok(event) = self.others.try_recv() {
+            return Some(event);
+        }
+        if let Some(event) = self.peeked.pop_front() {
+            return Some(event);
+        }
+        tokio::select! {
+            biased;
+            Some(event) = self.others.recv() => Some(event),
+            Some(event) = self.runtime.recv() => Some(event),
+            else => None,
         }
     }
 
     /// Whether an urgent event waits: a runtime request whose time is not over, or a new pod. The cgroup of a new pod is read at
     /// once, so that the first CreateContainer of the pod need not wait for the read.
     pub(super) fn has_urgent(&mut self) -> bool {
-        while let Ok(event) = self.events.try_recv() {
+        while let Ok(event) = self.runtime.try_recv() {
             self.peeked.push_back(event);
         }
-        let is_urgent = |event: &AgentEvent| {
-            matches!(event, AgentEvent::NewPod(_)) || event.is_request() && !event.is_expired()
-        };
         self.peeked.iter().any(is_urgent)
+    }
+}
+
+fn is_urgent(event: &AgentEvent) -> bool {
+    match event {
+        AgentEvent::Runtime(RuntimeUpdate::Pod(pod)) => pod.is_new(),
+        _ => event.is_request() && !event.is_expired(),
     }
 }
 
@@ -53,72 +82,74 @@ mod tests {
     use tokio::sync::oneshot;
 
     use super::*;
+    use crate::agent::event::{PodSource, PodsUpdate, RuntimePod};
+    use crate::pod::{Container, Pod};
 
-    #[tokio::test]
-    async fn a_new_pod_is_urgent() {
-        let (events, inbox) = mpsc::channel(8);
-        let mut inbox = EventQueue::new(inbox);
-        let new = AgentEvent::NewPod("uid".to_owned());
-        events.send(new).await.unwrap();
-        assert!(inbox.has_urgent());
-        inbox.next().await.unwrap();
-        assert!(!inbox.has_urgent());
-    }
-
-    #[tokio::test]
-    async fn a_request_whose_time_is_over_is_not_urgent() {
-        let (events, inbox) = mpsc::channel(8);
-        let mut inbox = EventQueue::new(inbox);
+    fn start(uid: &str) -> (AgentEvent, oneshot::Receiver<Result<(), String>>) {
         let (reply, answer) = oneshot::channel();
-        let (uid, container) = ("uid".to_owned(), "main".to_owned());
-        let update = AgentEvent::Update {
+        let (uid, container) = (uid.to_owned(), "main".to_owned());
+        let event = AgentEvent::Start {
             uid,
             container,
             reply,
         };
-        events.send(update).await.unwrap();
-        assert!(inbox.has_urgent());
-        drop(answer);
-        assert!(!inbox.has_urgent());
-        assert!(inbox.next().await.unwrap().is_expired());
+        (event, answer)
     }
 
     #[tokio::test]
-    async fn a_request_is_noticed_and_the_order_of_events_stays() {
-        let (events, inbox) = mpsc::channel(8);
-        let mut inbox = EventQueue::new(inbox);
-        assert!(!inbox.has_urgent());
-        events.send(AgentEvent::CgroupsChanged).await.unwrap();
-        assert!(!inbox.has_urgent());
-        let (reply, _answer) = oneshot::channel();
-        let (uid, container) = ("uid".to_owned(), "main".to_owned());
-        events
-            .send(AgentEvent::Start {
-                uid,
-                container,
-                reply,
-            })
-            .await
-            .unwrap();
-        events.send(AgentEvent::PodsWaitEnded).await.unwrap();
-        assert!(inbox.has_urgent());
-        events.send(AgentEvent::CgroupsChanged).await.unwrap();
-        drop(events);
-        assert!(matches!(
-            inbox.next().await,
-            Some(AgentEvent::CgroupsChanged)
-        ));
-        assert!(inbox.has_urgent());
-        assert!(matches!(inbox.next().await, Some(AgentEvent::Start { .. })));
-        assert!(!inbox.has_urgent());
-        assert!(matches!(
-            inbox.next().await,
-            Some(AgentEvent::PodsWaitEnded)
-        ));
-        assert!(matches!(
-            inbox.next().await,
-            Some(AgentEvent::CgroupsChanged)
-        ));
-        assert!(inbox.next().await.is_none());
+    async fn a_new_pod_is_urgent() {
+        let (senders, mut queue) = EventQueue::new();
+        for containers in [vec![], vec![Container::default()]] {
+            let is_new = containers.is_empty();
+            let pod = RuntimePod::new(Pod {
+                containers,
+                ..Pod::default()
+            });
+            let update = RuntimeUpdate::Pod(Box::new(pod));
+            senders.runtime.send(AgentEvent::Runtime(update)).unwrap();
+            assert_eq!(queue.has_urgent(), is_new);
+            queue.next().await.unwrap();
+            assert!(!queue.has_urgent());
+        }
+    }
+
+    #[tokio::test]
+    async fn a_request_whose_time_is_over_is_not_urgent() {
+        let (senders, mut queue) = EventQueue::new();
+        let (event, answer) = start("uid");
+        senders.runtime.send(event).unwrap();
+        assert!(queue.has_urgent());
+        drop(answer);
+        assert!(!queue.has_urgent());
+        assert!(queue.next().await.unwrap().is_expired());
+    }
+
+    #[tokio::test]
+    async fn the_order_of_the_runtimes_events_stays_and_descriptions_come_before() {
+        let (senders, mut queue) = EventQueue::new();
+        assert!(!queue.has_urgent());
+        let touched = |uid: &str| AgentEvent::CgroupsChanged(uid.to_owned());
+        senders.runtime.send(touched("first")).unwrap();
+        assert!(!queue.has_urgent());
+        let (event, _answer) = start("second");
+        senders.runtime.send(event).unwrap();
+        senders.runtime.send(touched("third")).unwrap();
+        assert!(queue.has_urgent());
+        let update = PodsUpdate {
+            source: PodSource::Api,
+            change: None,
+            errors: Vec::new(),
+        };
+        senders.others.send(AgentEvent::Pods(update)).await.unwrap();
+        drop(senders);
+        let mut order = Vec::new();
+        while let Some(event) = queue.next().await {
+            order.push(match event {
+                AgentEvent::Pods(_) => "pods".to_owned(),
+                AgentEvent::CgroupsChanged(uid) | AgentEvent::Start { uid, .. } => uid,
+                other => panic!("{other:?}"),
+            });
+        }
+        assert_eq!(order, ["pods", "first", "second", "third"]);
     }
 }

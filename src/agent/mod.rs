@@ -14,12 +14,11 @@
 #![warn(clippy::too_many_lines, clippy::excessive_nesting)]
 
 mod access;
-mod cached_state;
+mod changes;
 pub mod cluster;
 pub mod config;
 mod event;
 mod event_queue;
-mod failed_plan;
 mod folder;
 mod gate;
 mod heartbeat;
@@ -27,15 +26,12 @@ mod history;
 mod http;
 mod identity;
 mod isolation_gate;
+pub mod kernel;
 mod known_pods;
 mod kubelet;
 mod log_filter;
-mod managed_node;
+mod mirror;
 mod node;
-pub mod pass;
-pub mod pass_model;
-pub mod pass_state;
-mod pass_view;
 mod pending;
 mod pod_lists;
 mod pod_store;
@@ -51,7 +47,9 @@ mod schedule;
 mod server;
 mod service;
 mod tasks;
+pub mod turn;
 mod unguarded;
+pub mod world;
 
 pub use event::{
     AgentEvent, CreateAnswer, PodKey, PodSource, PodsChange, PodsUpdate, RuntimePod, RuntimeUpdate,

@@ -1,13 +1,11 @@
-//! [`PendingAssignments`]: CPUs chosen for containers without a cgroup so far, and pods known only from runtime requests.
+//! [`PendingAssignments`]: CPUs chosen for containers without a cgroup so far.
 
-use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use crate::cpu::CpuSet;
 use crate::pin::{Ledger, Observed};
-use crate::pod::RecognizedPod;
 
-/// How long a pending assignment or an announced pod lasts.
+/// How long a pending assignment lasts.
 const LIFETIME: Duration = Duration::from_secs(120);
 
 /// CPUs chosen for a container whose cgroup does not exist or has no assignment record yet.
@@ -19,40 +17,17 @@ struct PendingAssignment {
     until: Instant,
 }
 
-/// All pending assignments and announced pods.
+/// All pending assignments.
 #[derive(Debug, Default)]
-pub(super) struct PendingAssignments {
-    /// Pods known only from CreateContainer, each with its deadline.
-    announced: Vec<(Arc<RecognizedPod>, Instant)>,
+pub struct PendingAssignments {
     pending: Vec<PendingAssignment>,
 }
 
 // === impl PendingAssignments ===
 
 impl PendingAssignments {
-    /// Adds a pod from CreateContainer, and restarts the pod's deadline.
-    pub(super) fn announce(&mut self, pod: Arc<RecognizedPod>) {
-        self.announced
-            .retain(|(other, _)| other.cgroup_uid() != pod.cgroup_uid());
-        self.announced.push((pod, Instant::now() + LIFETIME));
-    }
-
-    /// The announced pods before their deadline.
-    pub(super) fn announced(&mut self) -> impl Iterator<Item = &Arc<RecognizedPod>> {
-        let now = Instant::now();
-        self.announced.retain(|(_, until)| *until > now);
-        self.announced.iter().map(|(pod, _)| pod)
-    }
-
-    /// The uids of the announced pods.
-    pub(super) fn uids(&self) -> impl Iterator<Item = &str> {
-        self.announced
-            .iter()
-            .filter_map(|(pod, _)| pod.cgroup_uid())
-    }
-
     /// The uids of pods with a pending assignment.
-    pub(super) fn assigned_uids(&self) -> impl Iterator<Item = &str> {
+    pub(super) fn uids(&self) -> impl Iterator<Item = &str> {
         self.pending
             .iter()
             .map(|assignment| assignment.uid.as_str())
@@ -71,36 +46,30 @@ impl PendingAssignments {
         });
     }
 
-    /// Takes the runtime's containers of a pod. Pending assignments of further containers in the pod end, and the pod is no
-    /// longer announced.
-    pub(super) fn retain_containers(&mut self, uid: &str, containers: &[&str]) {
-        self.announced
-            .retain(|(pod, _)| pod.cgroup_uid() != Some(uid));
-        self.pending.retain(|assignment| {
-            assignment.uid != uid || containers.contains(&assignment.container.as_str())
-        });
+    /// Ends the pending assignments of the pod's containers that the runtime lacks.
+    pub(super) fn retain(&mut self, uid: &str, is_there: impl Fn(&str) -> bool) {
+        self.pending
+            .retain(|assignment| assignment.uid != uid || is_there(&assignment.container));
     }
 
-    /// Adds the pending assignments to the ledger. A pending assignment ends at its deadline, or when the pod's assignment
-    /// record names the container.
-    pub(super) fn keep(&mut self, ledger: &mut Ledger, observed: &Observed) {
+    /// Ends the pending assignments that have reached their deadline, or that the pod's assignment record holds.
+    pub(super) fn end_recorded(&mut self, observed: &Observed) {
         let now = Instant::now();
         self.pending.retain(|assignment| {
-            let marked = observed.pods.iter().any(|pod| {
-                pod.cgroup.uid == assignment.uid
-                    && pod.record.as_ref().is_some_and(|mark| {
-                        mark.assignment
-                            .containers
-                            .contains_key(&assignment.container)
-                    })
+            let record = observed
+                .pod(&assignment.uid)
+                .and_then(|pod| pod.record.as_ref());
+            let is_recorded = record.is_some_and(|record| {
+                let recorded = &record.assignment.containers;
+                recorded.contains_key(&assignment.container)
             });
-            assignment.until > now && !marked
+            assignment.until > now && !is_recorded
         });
-        self.enter(ledger);
     }
 
-    /// Adds the pending assignments to the ledger, and ends no pending assignment.
-    pub(super) fn enter(&self, ledger: &mut Ledger) {
+    /// Adds the pending assignments to the ledger.
+    #[doc(hidden)]
+    pub fn enter(&self, ledger: &mut Ledger) {
         for assignment in &self.pending {
             ledger.add_if_missing(&assignment.uid, &assignment.container, &assignment.cpus);
         }

@@ -10,7 +10,7 @@ use super::event::{PodKey, PodSource, PodsChange, PodsUpdate, RuntimePod, Runtim
 use super::identity::{self, Evidence, Identified, RecordedPod};
 use super::pending::PendingAssignments;
 use super::pod_lists::PodLists;
-use crate::pin::{Ledger, Observed};
+use crate::pin::Observed;
 use crate::pod::{ApiUid, Container, ContainerIds, Pod, PodList, RecognizedPod, is_required};
 
 /// The pods of all sources, each once.
@@ -38,7 +38,6 @@ pub struct PodStore {
     /// While the runtime is away: the container ids that the other sources gave when its connection was lost, by the pod's uid
     /// and the container's name. An id that has changed since then belongs to a container that the runtime has not reported.
     ids_at_loss: Option<BTreeMap<(String, String), String>>,
-    pending: PendingAssignments,
     /// Which lists of pods are awaited.
     lists: PodLists,
 }
@@ -302,8 +301,8 @@ impl PodStore {
         has_changed
     }
 
-    /// Takes an update of the container runtime's pods.
-    pub fn take_runtime(&mut self, update: RuntimeUpdate) {
+    /// Takes an update of the container runtime's pods. Returns the uids of the pods that may have other containers now.
+    pub fn take_runtime(&mut self, update: RuntimeUpdate) -> BTreeSet<String> {
         let keyed = |runtime_pod: RuntimePod| {
             let uid = runtime_pod.pod.cgroup_uid()?.to_owned();
             Some((uid, runtime_pod))
@@ -315,25 +314,23 @@ impl PodStore {
                 self.ids_at_loss = None;
                 let before = std::mem::take(&mut self.runtime);
                 self.runtime = all.into_iter().filter_map(keyed).collect();
-                before.keys().for_each(|uid| self.settle(uid));
                 changed.extend(before.into_keys().chain(self.runtime.keys().cloned()));
             }
             RuntimeUpdate::Pod(one) => {
                 let Some((uid, runtime_pod)) = keyed(*one) else {
-                    return;
+                    return changed;
                 };
                 self.runtime.insert(uid.clone(), runtime_pod);
-                self.settle(&uid);
                 changed.insert(uid);
             }
             RuntimeUpdate::Gone(uid) => {
                 self.runtime.remove(&uid);
-                self.settle(&uid);
                 changed.insert(uid);
             }
             RuntimeUpdate::Away => self.runtime_away(&mut changed),
         }
         self.renew(&changed);
+        changed
     }
 
     /// Notes that the runtime's connection is lost, and adds the uids of the runtime's pods to `changed`. The runtime's last ids
@@ -412,58 +409,24 @@ impl PodStore {
         }
     }
 
-    /// Ends the pending assignments of containers missing in the runtime's pod.
-    fn settle(&mut self, uid: &str) {
-        let containers = self
-            .runtime
-            .get(uid)
-            .map(|runtime_pod| runtime_pod.pod.containers.as_slice())
-            .unwrap_or_default();
-        let names: Vec<&str> = containers
-            .iter()
-            .map(|container| container.name.as_str())
-            .collect();
-        self.pending.retain_containers(uid, &names);
-    }
-
-    pub(super) fn pending(&mut self) -> &mut PendingAssignments {
-        &mut self.pending
-    }
-
     /// Read errors and conflicts of mirror pods, as sentences.
     pub(super) fn errors(&self) -> impl Iterator<Item = &String> {
         self.errors.values().flatten().chain(&self.conflicts)
     }
 
-    /// All pods, each uid once: first the API's pods, then the folder's, the runtime's, and pods known only from runtime
-    /// requests. Container ids and environments come from the runtime if the runtime has the pod.
+    /// All pods, each uid once: first the API's pods, then the folder's and the runtime's. Container ids and environments come
+    /// from the runtime if the runtime has the pod.
     #[doc(hidden)]
     pub fn known(&mut self) -> PodList {
         let known = self.known.values().cloned();
-        let list = self.list.get_or_insert_with(|| known.collect());
-        let is_unknown = |pod: &Arc<RecognizedPod>| {
-            let mut others = list.iter();
-            others.all(|known| known.cgroup_uid() != pod.cgroup_uid())
-        };
-        let announced = self.pending.announced().filter(|pod| is_unknown(pod));
-        let announced: Vec<_> = announced.cloned().collect();
-        // Pods known only from runtime requests expire with time, so a list with such pods is not kept.
-        if announced.is_empty() {
-            return Arc::clone(list);
-        }
-        list.iter().cloned().chain(announced).collect()
+        Arc::clone(self.list.get_or_insert_with(|| known.collect()))
     }
 
     /// The pod with the given uid.
-    pub(super) fn pod(&mut self, uid: &str) -> Option<Arc<RecognizedPod>> {
+    pub(super) fn pod(&self, uid: &str) -> Option<Arc<RecognizedPod>> {
         let alone = PodKey::Runtime(uid.to_owned());
         let key = self.index.keys(uid).into_iter().next().unwrap_or(&alone);
-        let known = self.known.get(key).cloned();
-        known.or_else(|| {
-            let mut announced = self.pending.announced();
-            let pod = announced.find(|pod| pod.cgroup_uid() == Some(uid));
-            pod.cloned()
-        })
+        self.known.get(key).cloned()
     }
 
     /// The uids of pods with a container, now or soon. For a single pod with a uid, the set has at most this uid.
@@ -471,6 +434,7 @@ impl PodStore {
     pub fn here<'a>(
         &'a self,
         observed: &'a Observed,
+        pending: &'a PendingAssignments,
         pods: &[Arc<RecognizedPod>],
     ) -> HashSet<&'a str> {
         let only = match pods {
@@ -482,18 +446,9 @@ impl PodStore {
             let uid = pod.cgroup.uid.as_str();
             (is_wanted(uid) && (pod.may_own_cpus || self.has_any(uid))).then_some(uid)
         });
-        let pending = self.pending.uids().chain(self.pending.assigned_uids());
-        begun.chain(pending.filter(|uid| is_wanted(uid))).collect()
-    }
-
-    pub(super) fn keep_pending(&mut self, ledger: &mut Ledger, observed: &Observed) {
-        self.pending.keep(ledger, observed);
-    }
-
-    /// Adds the pending assignments to the ledger, and ends no pending assignment.
-    #[doc(hidden)]
-    pub fn enter_pending(&self, ledger: &mut Ledger) {
-        self.pending.enter(ledger);
+        begun
+            .chain(pending.uids().filter(|uid| is_wanted(uid)))
+            .collect()
     }
 
     /// Whether the runtime has a container.
@@ -508,11 +463,6 @@ impl PodStore {
         self.runtime
             .get(uid)
             .is_some_and(|runtime_pod| !runtime_pod.pod.containers.is_empty())
-    }
-
-    /// Whether the runtime has a pod.
-    pub(super) fn is_of_runtime(&self, uid: &str) -> bool {
-        self.runtime.contains_key(uid)
     }
 
     /// Whether the API or the folder describes a pod. The runtime does not know a pod's future containers.

@@ -6,8 +6,8 @@ use std::time::{Duration, Instant};
 
 use super::history::own_in_force;
 use super::node::threads;
-use super::pass_model::PassResult;
 use super::reconciler::Reconciler;
+use super::turn::TurnResult;
 use super::unguarded::Starts;
 use crate::cpu::{CpuSet, NumberList};
 use crate::pin::cpu_isolation::{
@@ -24,16 +24,20 @@ const LOST_CPU_DELAY: Duration = Duration::from_millis(900);
 
 impl Reconciler {
     /// Notes unpinned times and repaired drift.
-    pub(super) fn note_history(&mut self, result: &PassResult) {
-        let node = &self.managed.node;
-        if self.passes.is_first {
-            let start = result.before.as_ref().unwrap_or(&result.observed);
+    pub(super) fn note_history(&mut self, result: &TurnResult) {
+        let node = &self.node;
+        if self.world.is_first {
+            let start = result.before.as_ref().unwrap_or(self.world.observed());
             self.history.begin(start, node.enforcement);
         }
         if let Some(before) = &result.before {
-            self.history
-                .note_unpinned_time(before, &result.observed, node, &self.passes.metrics);
-            self.history.note_repairs(&result.drift, &self.passes.drift);
+            self.history.note_unpinned_time(
+                before,
+                self.world.observed(),
+                node,
+                &self.world.metrics,
+            );
+            self.history.note_repairs(&result.drift, &self.world.drift);
         }
     }
 
@@ -41,18 +45,18 @@ impl Reconciler {
     ///
     /// # Errors
     /// A pods' tree can't be read.
-    pub(super) fn publish(&mut self, result: &PassResult) -> anyhow::Result<()> {
+    pub(super) fn publish(&mut self, result: &TurnResult) -> anyhow::Result<()> {
         let mut errors = self.errors(result)?;
-        self.isolate_cpus(&result.observed);
-        self.history.forget(&result.observed);
+        self.isolate_cpus();
+        self.history.forget(self.world.observed());
         self.note_lost_cpus(&result.lost);
-        let containers = self.container_states(result, &result.observed);
+        let containers = self.container_states(result, self.world.observed());
         errors.extend(self.unguarded_problems(result, &containers));
-        let (observed, decisions) = (&result.observed, &result.decisions);
-        let store = &self.passes.pods;
+        let (observed, decisions) = (self.world.observed(), &result.decisions);
+        let store = &self.world.pods();
         let undescribed = (self.undescribed).problems(store, (observed, decisions), Instant::now());
         errors.extend(undescribed);
-        let node = &self.managed.node;
+        let node = &self.node;
         let desired = &result.decisions.desired;
         let exclusive = desired.exclusive().intersection(&node.topology.online);
         self.published.send_replace(Some(Arc::new(Snapshot {
@@ -60,17 +64,17 @@ impl Reconciler {
             enforcement_cause: node.enforcement_cause,
             enforcement_reason: node.enforcement_reason.clone(),
             online: node.topology.online.clone(),
-            reserved: node.reserved.clone(),
+            reserved: self.world.reserved(&node.reserved).clone(),
             shared: desired.shared(),
             exclusive,
             withheld: desired.withheld.clone(),
             lost: self.lost.clone(),
-            layout: Arc::clone(&self.managed.layout),
+            layout: Arc::clone(&self.node.layout),
             cpu_isolation: self.cpu_isolation.clone(),
             containers,
-            unknown_owners: snapshot::unknown_owners(&result.observed, &result.ledger),
-            drift: self.passes.drift.clone(),
-            unexplained: result.ledger.unexplained.clone(),
+            unknown_owners: snapshot::unknown_owners(self.world.observed(), self.world.ledger()),
+            drift: self.world.drift.clone(),
+            unexplained: self.world.ledger().unexplained.clone(),
             errors,
         })));
         Ok(())
@@ -80,20 +84,21 @@ impl Reconciler {
     /// which is a problem of its own.
     fn unguarded_problems(
         &mut self,
-        result: &PassResult,
+        result: &TurnResult,
         states: &[ContainerState],
     ) -> Vec<String> {
-        let node = &self.managed.node;
+        let node = &self.node;
         if node.enforcement == Enforcement::Observe || !node.config.runtime.wanted() {
             return Vec::new();
         }
         self.unguarded.problems(&Starts {
             result,
+            observed: self.world.observed(),
             states,
             history: &self.history,
             enforcement: node.enforcement,
-            metrics: &self.passes.metrics,
-            unrecorded: &self.passes.unrecorded,
+            metrics: &self.world.metrics,
+            unrecorded: &self.world.unrecorded,
             is_own: &|path| node.cgroups.has_process(path, std::process::id()),
         })
     }
@@ -101,11 +106,11 @@ impl Reconciler {
     /// Counts a failed pass, and publishes its error with the last known state.
     pub(super) fn publish_failure(&mut self, error: &anyhow::Error) {
         let line = format!("the reconcile pass failed: {error:#}");
-        if self.passes.log.admits(&line, Instant::now()) {
+        if self.world.log.admits(&line, Instant::now()) {
             tracing::error!("{line}");
         }
-        self.passes.metrics.reconcile_failures.inc();
-        let failures = self.passes.heartbeat.failed(format!("{error:#}"));
+        self.world.metrics.reconcile_failures.inc();
+        let failures = self.world.heartbeat.failed(format!("{error:#}"));
         let last = self.published.borrow().clone();
         if let Some(last) = last {
             let in_a_row = match failures {
@@ -125,10 +130,10 @@ impl Reconciler {
     /// The state of each container that the pass has decided about, according to `observed`.
     pub(super) fn container_states(
         &self,
-        result: &PassResult,
+        result: &TurnResult,
         observed: &Observed,
     ) -> Vec<ContainerState> {
-        let node = &self.managed.node;
+        let node = &self.node;
         let shared = result.decisions.desired.shared();
         let environment = |pod: &RecognizedPod, index: usize, cpus: Option<&CpuSet>| {
             threads(node, pod, index, cpus, &shared)
@@ -142,7 +147,7 @@ impl Reconciler {
         );
         for container in &mut containers {
             self.history.tell(container);
-            let pods = &self.passes.pods;
+            let pods = &self.world.pods();
             let injected = pods.injected(container.uid.as_deref(), &container.container);
             container.injected = injected.cloned();
             if container.note.is_none() {
@@ -160,7 +165,7 @@ impl Reconciler {
         observed: &Observed,
         shared: &CpuSet,
     ) -> Option<String> {
-        let enforcement = self.managed.node.enforcement;
+        let enforcement = self.node.enforcement;
         let Some(own) = container.own() else {
             if enforcement == Enforcement::Observe || container.assigned.is_some() {
                 return None;
@@ -187,14 +192,18 @@ impl Reconciler {
     }
 
     /// The errors of the sources of pods, of the configuration and of the pass, as sentences.
-    fn errors(&self, result: &PassResult) -> anyhow::Result<Vec<String>> {
-        let node = &self.managed.node;
-        let mut errors: Vec<String> = self.passes.pods.errors().cloned().collect();
+    fn errors(&self, result: &TurnResult) -> anyhow::Result<Vec<String>> {
+        let node = &self.node;
+        let mut errors: Vec<String> = self.world.pods().errors().cloned().collect();
         errors.extend(node.suspended().map(str::to_owned));
         errors.extend(node.offline_reserved());
         let online = &node.topology.online;
-        errors.extend(result.ledger.on_withheld_cpus(&result.observed, online));
-        if node.reserved.is_disjoint(online) {
+        errors.extend(
+            self.world
+                .ledger()
+                .on_withheld_cpus(self.world.observed(), online),
+        );
+        if self.world.reserved(&node.reserved).is_disjoint(online) {
             errors.push(
                 "no reserved CPU is online and free: every CPU is owned, or the configured reserved CPUs are offline. \
                  The last shared CPU is not assigned; end a pod that owns CPUs, or name other CPUs with --reserved"
@@ -213,28 +222,25 @@ impl Reconciler {
             format!("{problem}; until then, Pinfold looks for changes only every {interval:?}")
         }));
         errors.extend(result.errors.iter().cloned());
-        let refused = self.passes.refused.iter();
+        let refused = self.world.refused.iter();
         errors.extend(refused.map(|(path, says)| format!("{path}: {says}")));
         Ok(errors)
     }
 
-    /// Moves the kernel's own work off the exclusive CPUs of the cached state, after an answer to StartContainer.
-    pub(super) fn isolate_cached(&mut self) {
-        if let Some(cached) = self.passes.cached.take() {
-            self.isolate_cpus(&cached.observed);
-            self.passes.cached = Some(cached);
-        }
-        self.passes.heartbeat.idle();
+    /// Moves the kernel's own work off the exclusive CPUs, after an answer to StartContainer.
+    pub(super) fn isolate_after_start(&mut self) {
+        self.isolate_cpus();
+        self.world.heartbeat.idle();
         // Worker threads of work queues may end now. An isolated partition waits for the end.
         self.schedule.follow_up_at(self.follow_up());
     }
 
     /// Moves the kernel's own work off the exclusive CPUs in force.
-    fn isolate_cpus(&mut self, observed: &Observed) {
-        self.passes
+    fn isolate_cpus(&mut self) {
+        self.world
             .heartbeat
             .begin("move interrupts, workqueues and slices off exclusive CPUs");
-        let node = &self.managed.node;
+        let node = &self.node;
         let options = match node.enforcement {
             Enforcement::Observe => CpuIsolationOptions::default(),
             Enforcement::Cpuset => node.config.cpu_isolation,
@@ -245,10 +251,10 @@ impl Reconciler {
             },
         };
         let mut exclusive = CpuSet::new();
-        for container in observed.containers() {
+        for container in self.world.mirror.observed().containers() {
             exclusive = exclusive.union(&own_in_force(container, node.enforcement));
         }
-        let gate = &mut self.passes.isolation;
+        let gate = &mut self.world.isolation;
         let isolated = if gate.any() {
             // If the file can't be read, all online CPUs count as isolated, so work queues stay off.
             node.cgroups
@@ -260,11 +266,11 @@ impl Reconciler {
         let input = IsolationInput {
             options,
             exclusive: &exclusive,
-            isolated: gate.keep_off(observed, &isolated),
+            isolated: gate.keep_off(self.world.mirror.observed(), &isolated),
             online: &node.topology.online,
         };
         // The record of CPU isolation lies on the root cgroup, which outlives every pods' tree.
-        let report = self.managed.isolator.isolate(&input, &node.cgroups, "");
+        let report = self.isolator.isolate(&input, &node.cgroups, "");
         let allowed = report
             .workqueues
             .as_ref()

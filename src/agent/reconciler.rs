@@ -6,29 +6,29 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use anyhow::Context;
-use tokio::sync::{Notify, mpsc, oneshot, watch};
+use tokio::sync::{oneshot, watch};
 
+use super::changes::ChangedCgroups;
 use super::event::{AgentEvent, PodSource, PodsUpdate, RuntimeUpdate};
 use super::event_queue::EventQueue;
 use super::heartbeat::Heartbeat;
 use super::history::History;
 use super::known_pods::UndescribedOwners;
-use super::managed_node::ManagedNode;
 use super::node::AgentNode;
-use super::pass;
-use super::pass_model::{PassEnd, PassResult, PassScope};
-use super::pass_state::PassState;
 use super::pod_store::PodStore;
 use super::schedule::{
     DuePass, NextAction, PassExtent, PassOutcome, PassReport, Schedule, Trigger,
 };
+use super::turn::{self, NeedsAllPods, TurnContext, TurnEnd, TurnResult};
 use super::unguarded::UnguardedStarts;
+use super::world::World;
 use crate::cpu::CpuSet;
 use crate::host::limits;
 use crate::host::pod_resources::CpuManager;
 use crate::metrics::AgentMetrics;
 use crate::pin::Snapshot;
-use crate::pin::cpu_isolation::IsolationReport;
+use crate::pin::cpu_isolation::{CpuIsolator, IsolationReport};
+use crate::pin::decide::DecisionContext;
 use crate::pod::ContainerIds;
 
 /// How long the container runtime has after the agent's start to report the existing containers.
@@ -44,9 +44,15 @@ async fn sleep_until(moment: Option<Instant>) {
 /// The reconciler: the node's state, and the schedule of passes.
 #[derive(Debug)]
 pub(super) struct Reconciler {
-    pub(super) managed: ManagedNode,
-    /// The state that a pass leaves for the next pass.
-    pub(super) passes: PassState,
+    pub(super) node: AgentNode,
+    /// NUMA nodes of the pods' devices, by namespace and name.
+    devices: BTreeMap<(String, String), CpuSet>,
+    /// Whether the container runtime has had time to report the existing containers.
+    ids_settled: bool,
+    pub(super) isolator: CpuIsolator,
+    pub(super) world: World,
+    /// What has changed in the watched trees since the last turn.
+    changes: Arc<ChangedCgroups>,
     /// Whether pods come from the API.
     api: bool,
     /// When the agent started.
@@ -70,12 +76,15 @@ pub(super) struct Reconciler {
 
 impl Reconciler {
     pub(super) fn new(
-        node: AgentNode,
+        mut node: AgentNode,
         api: bool,
         metrics: AgentMetrics,
         published: watch::Sender<Option<Arc<Snapshot>>>,
         heartbeat: Heartbeat,
+        changes: Arc<ChangedCgroups>,
     ) -> Self {
+        // The first turn chooses the default, when it has read which CPUs are owned.
+        node.forget_default_reserved();
         // Manifests have no status. Only the API and the container runtime give container ids for the folder's pods.
         let folder_ids = if api || node.config.runtime.wanted() {
             ContainerIds::Awaited
@@ -88,8 +97,13 @@ impl Reconciler {
         let used: Vec<PodSource> = used.map(|(_, source)| source).collect();
         let store = PodStore::new(folder_ids).listed_by(&used);
         Self {
-            managed: ManagedNode::new(node),
-            passes: PassState::new(store, metrics, heartbeat),
+            ids_settled: !node.config.runtime.wanted(),
+            isolator: CpuIsolator::new(&node.config.root_dir)
+                .with_slices(&node.cgroups, &node.config.pod_cgroups),
+            node,
+            devices: BTreeMap::new(),
+            world: World::new(store, metrics, heartbeat),
+            changes,
             api,
             begun: Instant::now(),
             history: History::default(),
@@ -109,8 +123,7 @@ impl Reconciler {
     /// File I/O blocks. A hanging system call on a separate thread delays neither HTTP nor the runtime's connection.
     pub(super) async fn run_on_thread(
         self,
-        events: mpsc::Receiver<AgentEvent>,
-        cgroups: Arc<Notify>,
+        events: EventQueue,
         stop: tokio_util::sync::CancellationToken,
     ) -> anyhow::Result<()> {
         let runtime = tokio::runtime::Builder::new_current_thread()
@@ -120,7 +133,7 @@ impl Reconciler {
         std::thread::Builder::new()
             .name("reconciler".to_owned())
             .spawn(move || {
-                runtime.block_on(self.run(events, cgroups, stop));
+                runtime.block_on(self.run(events, stop));
                 // The receiver is gone if the agent ended before this thread.
                 let _ = ended.send(());
             })?;
@@ -128,18 +141,13 @@ impl Reconciler {
     }
 
     /// Handles events and runs the scheduled passes, until `stop` is cancelled or all event senders are dropped.
-    async fn run(
-        mut self,
-        events: mpsc::Receiver<AgentEvent>,
-        cgroups: Arc<Notify>,
-        stop: tokio_util::sync::CancellationToken,
-    ) {
-        let mut timer = tokio::time::interval(self.managed.node.config.reconcile_interval);
+    async fn run(mut self, mut events: EventQueue, stop: tokio_util::sync::CancellationToken) {
+        let mut timer = tokio::time::interval(self.node.config.reconcile_interval);
         timer.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
         timer.reset();
-        let mut events = EventQueue::new(events);
+        let changes = Arc::clone(&self.changes);
         // Without a source of pods, the first pass does not wait for pods.
-        if self.managed.node.config.manifest_dir.is_none() && !self.api {
+        if self.node.config.manifest_dir.is_none() && !self.api {
             self.schedule.pods_synced();
             self.schedule.on(Trigger::Start, Instant::now());
         }
@@ -163,7 +171,7 @@ impl Reconciler {
                         self.run_scheduled(pass, &mut events);
                     }
                 }
-                () = cgroups.notified(), if !self.schedule.knows_cgroup_changes() => {
+                () = changes.changed(), if !self.schedule.knows_cgroup_changes() => {
                     self.schedule.on(Trigger::Cgroups, Instant::now());
                 }
                 _ = timer.tick() => self.handle_timer(),
@@ -171,75 +179,135 @@ impl Reconciler {
         }
     }
 
-    /// Runs a due pass.
-    fn run_scheduled(&mut self, pass: DuePass, events: &mut EventQueue) {
-        let events = pass.may_yield.then_some(events);
-        self.run_pass(pass.trigger, PassScope::Node(None), events);
+    /// Runs a due turn about all pods. If it may yield, it ends for an urgent event, between two units of work.
+    fn run_scheduled(&mut self, due: DuePass, events: &mut EventQueue) {
+        let begun = Instant::now();
+        self.read_changes();
+        let is_follow_up = self.follow_up().is_some_and(|at| at <= begun);
+        if due.trigger != Trigger::Cgroups || is_follow_up {
+            self.world.decide_again();
+        }
+        // Nothing is decided before the first look at the whole node, so requests do not delay it.
+        let may_yield = due.may_yield && !self.world.is_first;
+        let mut is_urgent = || may_yield && events.has_urgent();
+        let context = context(&self.node, &self.devices, self.ids_settled);
+        let end = turn::reconcile(&mut self.world, &self.node, &context, &mut is_urgent);
+        self.finish_turn(due.trigger, begun, end, &mut is_urgent);
     }
 
-    /// Runs a pass and publishes the result of a node pass. With `events`, the pass yields to an urgent event.
-    /// `None`: the pass has yielded or failed, or a node pass is necessary.
-    pub(super) fn run_pass(
+    /// Runs a turn about all pods for a runtime request. For CreateContainer, `creates` is the uid of the container's pod.
+    pub(super) fn reconcile_for(
         &mut self,
         trigger: Trigger,
-        scope: PassScope<'_>,
-        mut events: Option<&mut EventQueue>,
-    ) -> Option<PassResult> {
-        let start = Instant::now();
-        // A CPU may have gone offline since the last pass, also for a request about a single pod.
-        match scope {
-            PassScope::Node(_) => self.managed.read_topology_changes(),
-            PassScope::Pod(_) => drop(self.managed.read_hotplug()),
+        creates: Option<&str>,
+    ) -> Option<TurnResult> {
+        let begun = Instant::now();
+        self.read_changes();
+        let context = context(&self.node, &self.devices, self.ids_settled);
+        let end = turn::reconcile_for(&mut self.world, &self.node, &context, creates);
+        self.finish_turn(trigger, begun, end, &mut || false)
+    }
+
+    /// Runs a turn about a single pod. `None`: the request needs a turn about all pods.
+    pub(super) fn run_for_pod(
+        &mut self,
+        trigger: Trigger,
+        turn: impl FnOnce(&mut World, &AgentNode, &TurnContext<'_>) -> Result<TurnResult, NeedsAllPods>,
+    ) -> Option<TurnResult> {
+        let begun = Instant::now();
+        self.read_changes();
+        let context = context(&self.node, &self.devices, self.ids_settled);
+        let end = turn(&mut self.world, &self.node, &context);
+        if let Ok(result) = &end {
+            self.note_history(result);
         }
-        let mut has_urgent = || events.as_mut().is_some_and(|queue| queue.has_urgent());
-        let end = pass::run(&mut self.passes, &mut self.managed, scope, &mut has_urgent);
-        let extent = scope.extent();
+        let outcome = match &end {
+            Ok(_) => PassOutcome::Done,
+            Err(NeedsAllPods) => PassOutcome::NeedsNode,
+        };
+        self.finish_pass(trigger, PassExtent::Pod, outcome, begun);
+        end.ok()
+    }
+
+    /// Takes what has changed on the node since the last turn. A CPU may have gone offline, also for a request about a single
+    /// pod.
+    fn read_changes(&mut self) {
+        if self.node.read_hotplug() {
+            self.world.sweep();
+        }
+        self.world.note_changes(&self.changes.take());
+        // Where not all folders are watched, any pod may have changed.
+        if !self.unwatched.is_empty() {
+            self.world.sweep();
+        }
+    }
+
+    /// Publishes the result of a turn about all pods. `None`: the turn has no result, or an urgent event comes first.
+    fn finish_turn(
+        &mut self,
+        trigger: Trigger,
+        begun: Instant,
+        end: TurnEnd,
+        is_urgent: &mut dyn FnMut() -> bool,
+    ) -> Option<TurnResult> {
         let (outcome, result) = match end {
-            PassEnd::Done(result) => self.finish_pass(extent, *result, &mut has_urgent),
-            PassEnd::NeedsNode => (PassOutcome::NeedsNode, None),
-            PassEnd::Yielded => (PassOutcome::Yielded, None),
-            PassEnd::Failed(error) => {
+            TurnEnd::Done(result) => self.publish_turn(*result, is_urgent),
+            TurnEnd::Unchanged => (PassOutcome::Unchanged, None),
+            TurnEnd::Interrupted => (PassOutcome::Yielded, None),
+            TurnEnd::Failed(error) => {
                 self.publish_failure(&error);
                 (PassOutcome::Failed, None)
             }
         };
-        if (outcome, extent) == (PassOutcome::Done, PassExtent::Node) {
-            self.passes.heartbeat.succeeded();
+        if matches!(outcome, PassOutcome::Done | PassOutcome::Unchanged) {
+            self.world.heartbeat.succeeded();
         }
-        let report = PassReport {
-            trigger,
-            extent,
-            outcome,
-            duration: start.elapsed(),
-            follow_up: self.follow_up(),
-        };
-        self.schedule.finished(&report, Instant::now());
-        self.count_pass(&report);
+        self.finish_pass(trigger, PassExtent::Node, outcome, begun);
+        // What the turn has changed itself leads to one more decision.
+        if outcome == PassOutcome::Done && self.world.has_to_decide() {
+            self.schedule.on(Trigger::Cgroups, Instant::now());
+        }
         result
     }
 
-    /// Notes what a complete pass has changed, and publishes the result of a node pass.
-    fn finish_pass(
+    fn publish_turn(
         &mut self,
-        extent: PassExtent,
-        mut result: PassResult,
-        has_urgent: &mut dyn FnMut() -> bool,
-    ) -> (PassOutcome, Option<PassResult>) {
+        result: TurnResult,
+        is_urgent: &mut dyn FnMut() -> bool,
+    ) -> (PassOutcome, Option<TurnResult>) {
         self.note_history(&result);
-        if extent == PassExtent::Pod {
-            return (PassOutcome::Done, Some(result));
-        }
-        // Yielding postpones only the publication.
-        if result.may_yield && has_urgent() {
-            self.passes.keep(&mut result, true);
+        // What was written, found or moved is published in the same turn. All else can be found again.
+        let is_quiet =
+            result.before.is_none() && result.drift.is_empty() && result.decisions.moves.is_empty();
+        if is_quiet && is_urgent() {
+            self.world.decide_again();
             return (PassOutcome::Yielded, None);
         }
         if let Err(error) = self.publish(&result) {
             self.publish_failure(&error);
             return (PassOutcome::Failed, None);
         }
-        self.passes.keep(&mut result, false);
+        self.world.turn_completed();
         (PassOutcome::Done, Some(result))
+    }
+
+    /// Reports a turn to the schedule and to the metrics.
+    fn finish_pass(
+        &mut self,
+        trigger: Trigger,
+        extent: PassExtent,
+        outcome: PassOutcome,
+        begun: Instant,
+    ) {
+        let report = PassReport {
+            trigger,
+            extent,
+            outcome,
+            duration: begun.elapsed(),
+            follow_up: self.follow_up(),
+        };
+        self.schedule.finished(&report, Instant::now());
+        self.count_pass(&report);
     }
 
     /// Reports a pass to the heartbeat and the metrics. Pod passes for CreateContainer, yielded passes and passes that need a
@@ -252,10 +320,10 @@ impl Reconciler {
                 PassOutcome::NeedsNode | PassOutcome::Yielded
             )
         {
-            self.passes.heartbeat.idle();
+            self.world.heartbeat.idle();
             return;
         }
-        let metrics = &self.passes.metrics;
+        let metrics = &self.world.metrics;
         metrics
             .reconciles
             .with_label_values(&[report.trigger.name()])
@@ -264,17 +332,17 @@ impl Reconciler {
             .reconcile_seconds
             .observe(report.duration.as_secs_f64());
         if report.extent == PassExtent::Pod {
-            self.passes.heartbeat.idle();
+            self.world.heartbeat.idle();
             return;
         }
-        self.passes.heartbeat.finish();
+        self.world.heartbeat.finish();
         // A node pass holds a second copy of the observed state. The allocator returns the memory only on demand.
         if report.trigger == Trigger::Timer {
             limits::trim_heap();
             limits::drop_code_pages();
         }
         let pid = i32::try_from(std::process::id()).ok();
-        if let Some(seconds) = pid.and_then(|pid| self.managed.node.proc.cpu_seconds(pid)) {
+        if let Some(seconds) = pid.and_then(|pid| self.node.proc.cpu_seconds(pid)) {
             metrics.set_cpu_seconds(seconds);
         }
     }
@@ -282,17 +350,18 @@ impl Reconciler {
     /// When another pass is necessary although no cgroup changes. Reasons are CPUs given up, and isolated partitions waiting for
     /// the end of worker threads.
     pub(super) fn follow_up(&self) -> Option<Instant> {
-        let released = self.passes.release_backoff.due();
-        let isolated = self.passes.isolation.due();
+        let released = self.world.release_backoff.due();
+        let isolated = self.world.isolation.due();
         released.into_iter().chain(isolated).min()
     }
 
     fn handle_timer(&mut self) {
-        self.passes.heartbeat.begin("read the CPU topology");
-        self.managed.read_topology_changes();
-        self.passes.heartbeat.idle();
-        self.passes.forget_refused();
-        self.managed.ids_settled = self.ids_settled();
+        self.world.heartbeat.begin("read the CPU topology");
+        self.node.read_topology_changes();
+        self.world.heartbeat.idle();
+        self.world.sweep();
+        self.world.forget_refused();
+        self.ids_settled = self.are_ids_settled();
         self.stop_awaiting_ids();
         self.schedule.on(Trigger::Timer, Instant::now());
     }
@@ -300,39 +369,41 @@ impl Reconciler {
     fn handle(&mut self, event: AgentEvent) {
         let now = Instant::now();
         if event.is_expired() {
-            return self.drop_request(&event);
+            return self.drop_request(event);
         }
         match event {
             AgentEvent::Pods(update) => self.handle_pods(update),
             // Pods unknown to all sources keep their CPUs: the kernel has the assignment records. A folder of manifests is
             // always read before the first pass.
             AgentEvent::PodsWaitEnded => {
-                if !self.schedule.has_pods() && self.managed.node.config.manifest_dir.is_none() {
+                if !self.schedule.has_pods() && self.node.config.manifest_dir.is_none() {
                     self.schedule.pods_synced();
                     self.schedule.on(Trigger::Start, now);
                 }
             }
             AgentEvent::Node(uid) => {
-                self.passes.pods.take_node(uid);
+                self.world.take_node(uid);
                 self.schedule.on(Trigger::Pods, now);
             }
             // Device locality applies to new containers only, so no pass follows.
-            AgentEvent::Devices(devices) => self.managed.devices = devices,
+            AgentEvent::Devices(devices) => self.devices = devices,
             AgentEvent::CpuManager(cpu_manager) => {
                 if self.set_cpu_manager(cpu_manager) {
                     self.schedule.on(Trigger::Kubelet, now);
                 }
             }
             AgentEvent::Runtime(update) => self.handle_runtime_update(update),
-            AgentEvent::NewPod(uid) => self.passes.read_new_pod(&uid, &self.managed),
             AgentEvent::Watch { tree, problem } => self.note_watch(tree, problem),
-            AgentEvent::CgroupsChanged => self.schedule.on(Trigger::Cgroups, now),
+            AgentEvent::CgroupsChanged(uid) => {
+                self.world.touch(&uid);
+                self.schedule.on(Trigger::Cgroups, now);
+            }
             AgentEvent::Create {
                 pod,
                 container,
                 reply,
             } => {
-                self.handle_create(&pod, &container, reply);
+                self.handle_create(*pod, &container, reply);
                 self.schedule.answered(Instant::now());
             }
             AgentEvent::Start {
@@ -355,10 +426,12 @@ impl Reconciler {
     }
 
     /// Drops a request whose time was over in the queue: the runtime has gone on without the answer, and the requests behind it
-    /// may still be in time. A pass for all pods makes up for what the request would have done.
-    fn drop_request(&mut self, request: &AgentEvent) {
-        if let AgentEvent::Start { uid, container, .. } = request {
-            self.history.begins(uid, container);
+    /// may still be in time. A turn about all pods makes up for what the request would have done.
+    fn drop_request(&mut self, request: AgentEvent) {
+        match request {
+            AgentEvent::Start { uid, container, .. } => self.history.begins(&uid, &container),
+            AgentEvent::Create { pod, .. } => self.take_runtime(RuntimeUpdate::Pod(pod)),
+            _ => {}
         }
         self.schedule.on(Trigger::Runtime, Instant::now());
     }
@@ -378,9 +451,9 @@ impl Reconciler {
     fn handle_pods(&mut self, update: PodsUpdate) {
         if update.source == PodSource::Folder {
             let count = i64::try_from(update.errors.len()).unwrap_or(i64::MAX);
-            self.passes.metrics.manifest_errors.set(count);
+            self.world.metrics.manifest_errors.set(count);
         }
-        self.passes.pods.take_pods(update);
+        self.world.take_pods(update);
         self.schedule.pods_synced();
         let is_first = self.published.borrow().is_none();
         let trigger = if is_first {
@@ -391,32 +464,44 @@ impl Reconciler {
         self.schedule.on(trigger, Instant::now());
     }
 
-    /// Takes an update of the container runtime. New and removed cgroups lead to a pass by themselves.
+    /// Takes an update of the container runtime. New and removed cgroups lead to a turn by themselves.
     fn handle_runtime_update(&mut self, update: RuntimeUpdate) {
         let is_list = matches!(update, RuntimeUpdate::All(_));
-        self.passes.pods.take_runtime(update);
-        let pods = &self.passes.pods;
-        self.history
-            .only_waiting(|uid, container| pods.has(uid, container));
+        let new = match &update {
+            RuntimeUpdate::Pod(pod) if pod.is_new() => pod.pod.cgroup_uid().map(str::to_owned),
+            _ => None,
+        };
+        self.take_runtime(update);
+        if let Some(uid) = new {
+            self.world.read_new_pod(&uid, &self.node);
+        }
         if is_list {
-            self.managed.ids_settled = self.ids_settled();
+            self.ids_settled = self.are_ids_settled();
             self.schedule.on(Trigger::Runtime, Instant::now());
         }
     }
 
+    /// Takes an update of the container runtime's pods.
+    pub(super) fn take_runtime(&mut self, update: RuntimeUpdate) {
+        self.world.take_runtime(update);
+        let pods = self.world.pods();
+        self.history
+            .only_waiting(|uid, container| pods.has(uid, container));
+    }
+
     /// Whether the runtime has listed its containers, is not in use, or has had [`IDS_GRACE`].
-    fn ids_settled(&self) -> bool {
-        !self.managed.node.config.runtime.wanted()
-            || self.passes.pods.has_runtime()
+    fn are_ids_settled(&self) -> bool {
+        !self.node.config.runtime.wanted()
+            || self.world.pods().has_runtime()
             || self.begun.elapsed() > IDS_GRACE
     }
 
     /// Starts to find containers by counting cgroups, if neither an API server nor a container runtime gives ids.
     fn stop_awaiting_ids(&mut self) {
         if !self.api
-            && !self.passes.pods.has_runtime()
-            && self.ids_settled()
-            && self.passes.pods.count_containers()
+            && !self.world.pods().has_runtime()
+            && self.are_ids_settled()
+            && self.world.count_containers()
         {
             tracing::warn!(
                 "no container runtime has connected within {} s: Pinfold takes a pod's only cgroup as the cgroup of \
@@ -429,7 +514,7 @@ impl Reconciler {
     /// Takes the new state of the kubelet's CPU Manager. Returns whether enforcement has changed, or whether new assignments
     /// were suspended or resumed.
     fn set_cpu_manager(&mut self, now: CpuManager) -> bool {
-        let node = &mut self.managed.node;
+        let node = &mut self.node;
         let changed = node.set_cpu_manager(now);
         if changed {
             let (name, reason) = (node.enforcement.name(), &node.enforcement_reason);
@@ -442,6 +527,23 @@ impl Reconciler {
             }
         }
         changed
+    }
+}
+
+/// What a turn needs to know about the node.
+fn context<'a>(
+    node: &'a AgentNode,
+    devices: &'a BTreeMap<(String, String), CpuSet>,
+    ids_settled: bool,
+) -> TurnContext<'a> {
+    let config = &node.config;
+    TurnContext {
+        node: DecisionContext {
+            ids_settled,
+            ..node.decision_context(devices)
+        },
+        moves_per_hour: config.max_moves_per_hour as usize,
+        interval: config.reconcile_interval,
     }
 }
 
@@ -485,10 +587,11 @@ mod tests {
         let metrics = AgentMetrics::new().unwrap();
         let heartbeat = Heartbeat::new(Duration::from_secs(1));
         let node = machine(root.path());
-        let mut reconciler = Reconciler::new(node, false, metrics, published, heartbeat);
+        let mut reconciler =
+            Reconciler::new(node, false, metrics, published, heartbeat, Arc::default());
         for online in ["0-3", "0-2", "0-3"] {
             fs::write(root.path().join("sys/devices/system/cpu/online"), online).unwrap();
-            reconciler.run_pass(Trigger::Cgroups, PassScope::Node(None), None);
+            reconciler.reconcile_for(Trigger::Cgroups, None);
             let snapshot = snapshots.borrow().clone().unwrap();
             assert_eq!(snapshot.errors, [""; 0]);
             assert_eq!(snapshot.online.to_string(), online);

@@ -1,5 +1,6 @@
 //! Start and stop.
 
+use std::collections::BTreeSet;
 use std::fs::File;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
@@ -14,13 +15,16 @@ use tokio::time::MissedTickBehavior;
 use tokio_util::sync::CancellationToken;
 
 use super::access::AccessRules;
+use super::changes::ChangedCgroups;
 use super::cluster::{ApiTasks, ClusterContext, peers};
 use super::config::Config;
-use super::event::{AgentEvent, CreateAnswer, RuntimeUpdate};
+use super::event::{AgentEvent, CreateAnswer, RuntimePod, RuntimeUpdate};
+use super::event_queue::{EventQueue, EventSenders};
 use super::folder::ManifestFolder;
 use super::heartbeat::Heartbeat;
 use super::http::HttpState;
 use super::kubelet::AskKubelet;
+use super::mirror::CgroupChanges;
 use super::node::AgentNode;
 use super::reconciler::Reconciler;
 use super::runtime;
@@ -31,7 +35,7 @@ use crate::cluster::Api;
 use crate::cluster::peers::JobMember;
 use crate::host::cgroup::PARTITION;
 use crate::host::notify;
-use crate::host::watch::Watch;
+use crate::host::watch::{Watch, WatchChanges};
 use crate::host::{limits, perf};
 use crate::metrics::{AgentMetrics, Format, Peer, Sources, UnknownPeers};
 use crate::pin::Snapshot;
@@ -44,7 +48,7 @@ const GRACE: Duration = Duration::from_millis(1800);
 #[derive(Debug)]
 pub struct Agent {
     address: SocketAddr,
-    events: mpsc::Sender<AgentEvent>,
+    events: EventSenders,
     snapshot: watch::Receiver<Option<Arc<Snapshot>>>,
     tasks: Tasks,
     cluster: Option<ApiTasks>,
@@ -77,15 +81,16 @@ impl Agent {
         let address = listener.local_addr()?;
         let metrics = started_metrics()?;
         let (published, snapshot) = watch::channel(None);
-        let (events, inbox) = mpsc::channel(64);
+        let (senders, queue) = EventQueue::new();
+        let events = senders.others.clone();
         let stop = CancellationToken::new();
         let mut tasks = Tasks::new(stop.clone());
         if let Some(pods) = &node.config.manifest_dir {
             let folder = ManifestFolder::new(pods)?;
             tasks.spawn(folder.run(events.clone()));
         }
-        let cgroups = Arc::new(Notify::new());
-        let appeared = watch_cgroups(&node, &mut tasks, &cgroups, &events)?;
+        let changes = Arc::new(ChangedCgroups::default());
+        let appeared = watch_cgroups(&node, &mut tasks, &changes, &events)?;
         // The kubelet knows a pod's devices before the runtime knows the pod. Each new cgroup therefore triggers a request.
         let asking = AskKubelet::new(&node, events.clone());
         tasks.spawn(asking.run(appeared, snapshot.clone()));
@@ -104,7 +109,7 @@ impl Agent {
             Some(runtime::start(
                 &node,
                 &mut tasks,
-                events.clone(),
+                senders.runtime.clone(),
                 cluster.as_ref(),
                 snapshot.clone(),
                 &metrics,
@@ -128,11 +133,18 @@ impl Agent {
         });
         watch_connections(&node, &mut tasks, &state, api, cluster.as_ref());
         serve_http(&mut tasks, listener, &state, stop);
-        let reconciler = Reconciler::new(node, cluster.is_some(), metrics, published, heartbeat);
-        tasks.spawn_to_its_end(reconciler.run_on_thread(inbox, cgroups, answered));
+        let reconciler = Reconciler::new(
+            node,
+            cluster.is_some(),
+            metrics,
+            published,
+            heartbeat,
+            changes,
+        );
+        tasks.spawn_to_its_end(reconciler.run_on_thread(queue, answered));
         Ok(Self {
             address,
-            events,
+            events: senders,
             snapshot,
             tasks,
             cluster,
@@ -162,28 +174,31 @@ impl Agent {
         Ok(page.text(Format::Text))
     }
 
-    /// Sends a CreateContainer request, as a container runtime does, and returns the reconciler's answer.
-    pub async fn create(&self, pod: &Pod, container: &str) -> anyhow::Result<CreateAnswer> {
+    /// Sends a CreateContainer request about a pod's only container, as a container runtime does, and returns the reconciler's
+    /// answer. `id` is the name of the container's cgroup.
+    pub async fn create(&self, pod: &Pod, id: &str) -> anyhow::Result<CreateAnswer> {
         let (reply, answer) = oneshot::channel();
-        let (pod, container) = (Box::new(pod.clone()), container.to_owned());
+        let mut pod = pod.clone();
+        let container = pod.containers.first_mut();
+        let container = container.context("the pod has no container")?;
+        container.runtime_id = Some(id.to_owned());
+        let request = AgentEvent::Create {
+            container: container.name.clone(),
+            pod: Box::new(RuntimePod::new(pod)),
+            reply,
+        };
         self.events
-            .send(AgentEvent::Create {
-                pod,
-                container,
-                reply,
-            })
-            .await
+            .runtime
+            .send(request)
             .context("the agent ended")?;
         answer.await.context("the agent did not answer")
     }
 
     /// Reports a pod as removed, as a container runtime does.
-    pub async fn remove(&self, pod: &Pod) -> anyhow::Result<()> {
+    pub fn remove(&self, pod: &Pod) -> anyhow::Result<()> {
         let uid = pod.cgroup_uid().unwrap_or_default().to_owned();
-        self.events
-            .send(AgentEvent::Runtime(RuntimeUpdate::Gone(uid)))
-            .await
-            .context("the agent ended")
+        let update = AgentEvent::Runtime(RuntimeUpdate::Gone(uid));
+        self.events.runtime.send(update).context("the agent ended")
     }
 
     /// Waits until a task ends, and returns an error: no task should end on its own.
@@ -246,11 +261,11 @@ fn serve_http(
     });
 }
 
-/// Watches the pods' trees. `cgroups` and the returned notifier wake up after each change.
+/// Watches the pods' trees. `changes` gets each change, and the returned notifier wakes up after it.
 fn watch_cgroups(
     node: &AgentNode,
     tasks: &mut Tasks,
-    cgroups: &Arc<Notify>,
+    changes: &Arc<ChangedCgroups>,
     events: &mpsc::Sender<AgentEvent>,
 ) -> anyhow::Result<Arc<Notify>> {
     let appeared = Arc::new(Notify::new());
@@ -260,8 +275,12 @@ fn watch_cgroups(
         for folder in node.cgroups.watch_folders(tree) {
             let watch = Watch::with_file(&folder, 4, Some(PARTITION))
                 .with_context(|| format!("can't watch the pods' tree {}", folder.display()))?;
-            let listeners = [Arc::clone(cgroups), Arc::clone(&appeared)];
-            tasks.spawn(follow(folder, watch, listeners, events.clone()));
+            let listeners = (Arc::clone(changes), Arc::clone(&appeared));
+            let tree = WatchedTree {
+                cgroup: tree.clone(),
+                folder,
+            };
+            tasks.spawn(follow(tree, watch, listeners, events.clone()));
         }
     }
     Ok(appeared)
@@ -322,29 +341,57 @@ fn watch_connections(
     }
 }
 
-/// Wakes the reconciler and the kubelet client after changes below a tree. Several changes may cause a single wake-up. Tells the
-/// reconciler which directories can't be watched.
+/// A tree of pods: the path of its cgroup, and its folder in one of the hierarchies.
+struct WatchedTree {
+    cgroup: String,
+    folder: PathBuf,
+}
+
+// === impl WatchedTree ===
+
+impl WatchedTree {
+    /// The changed cgroups.
+    fn changes(&self, changes: WatchChanges) -> CgroupChanges {
+        let cgroup = |directory: &PathBuf| {
+            let below = directory.strip_prefix(&self.folder).ok()?;
+            Some(match below.to_str()? {
+                "" => self.cgroup.clone(),
+                below => format!("{}/{below}", self.cgroup),
+            })
+        };
+        let paths = changes.directories.iter().map(cgroup);
+        match paths.collect() {
+            Some(paths) if !changes.all => CgroupChanges { paths, all: false },
+            _ => CgroupChanges {
+                paths: BTreeSet::new(),
+                all: true,
+            },
+        }
+    }
+}
+
+/// Hands changes below a tree to the reconciler, and wakes the kubelet client. Several changes may cause a single wake-up. Tells
+/// the reconciler which directories can't be watched.
 async fn follow(
-    tree: PathBuf,
+    tree: WatchedTree,
     mut watch: Watch,
-    listeners: [Arc<Notify>; 2],
+    (changes, appeared): (Arc<ChangedCgroups>, Arc<Notify>),
     events: mpsc::Sender<AgentEvent>,
 ) -> anyhow::Result<()> {
     let mut told = None;
     loop {
         if watch.problem() != told.as_deref() {
             told = watch.problem().map(str::to_owned);
-            let (tree, problem) = (tree.clone(), told.clone());
+            let (tree, problem) = (tree.folder.clone(), told.clone());
             // A closed queue means that the agent stops.
             let _ = events.send(AgentEvent::Watch { tree, problem }).await;
         }
-        watch
+        let changed = watch
             .changed()
             .await
             .context("can't watch the pods' tree any longer")?;
-        for listener in &listeners {
-            listener.notify_one();
-        }
+        changes.add(tree.changes(changed));
+        appeared.notify_one();
     }
 }
 

@@ -1,20 +1,18 @@
 //! The runtime requests CreateContainer, StartContainer and UpdateContainer, for which the container runtime waits.
 
-use std::sync::Arc;
-
 use tokio::sync::oneshot;
 
-use super::event::{CreateAnswer, StartReply};
+use super::event::{CreateAnswer, RuntimePod, RuntimeUpdate, StartReply};
 use super::gate;
 use super::node::threads;
-use super::pass_model::{PassResult, PassScope, RuntimeRequest};
 use super::reconciler::Reconciler;
 use super::schedule::Trigger;
+use super::turn::{self, TurnResult};
 use crate::cpu::CpuSet;
 use crate::pin::decide::Decision;
 use crate::pin::snapshot::ContainerState;
 use crate::pin::{Desired, Enforcement, ObservedContainer, ObservedPod};
-use crate::pod::{self, Pod};
+use crate::pod;
 
 /// What the answer to UpdateContainer depends on.
 struct UpdateInput<'a> {
@@ -65,26 +63,25 @@ impl Reconciler {
     /// assignment record is written before the answer. The writes to the node's remaining containers follow.
     pub(super) fn handle_create(
         &mut self,
-        pod: &Pod,
+        pod: RuntimePod,
         container: &str,
         reply: oneshot::Sender<CreateAnswer>,
     ) {
         // Without a uid, the container belongs to no pod. The dropped reply lets the creation go on without an answer.
-        let Some(uid) = pod.cgroup_uid() else {
+        let Some(uid) = pod.pod.cgroup_uid().map(str::to_owned) else {
             return;
         };
-        if self.passes.pods.is_of_runtime(uid) {
-            self.history.waits(uid, container);
-        } else {
-            // The runtime has not reported the pod. The pod's cgroup may not exist yet.
-            self.passes
-                .pods
-                .pending()
-                .announce(Arc::new(pod.clone().into()));
+        self.take_runtime(RuntimeUpdate::Pod(Box::new(pod)));
+        // Without a runtime, as in the demo, no StartContainer follows.
+        if self.node.config.runtime.wanted() {
+            self.history.waits(&uid, container);
         }
-        let request = RuntimeRequest::Create { uid, container };
-        let result = self.run_for_request(Trigger::Create, request, PassScope::Pod(request));
-        let Some(answer) = result.and_then(|result| self.create_answer(uid, container, &result))
+        let request = (uid.as_str(), container);
+        let answer = self.run_for_pod(Trigger::Create, |world, node, context| {
+            turn::admit(world, node, context, request)
+        });
+        let result = answer.or_else(|| self.admit_beside_all(request));
+        let Some(answer) = result.and_then(|result| self.create_answer(&uid, container, &result))
         else {
             return;
         };
@@ -92,26 +89,14 @@ impl Reconciler {
         let _ = reply.send(answer);
     }
 
-    /// Runs a pod pass for a request, and a node pass if necessary. `None`: no pass has succeeded.
-    fn run_for_request(
-        &mut self,
-        trigger: Trigger,
-        request: RuntimeRequest<'_>,
-        scope: PassScope<'_>,
-    ) -> Option<PassResult> {
-        if let PassScope::Pod(_) = scope
-            && let Some(result) = self.run_pass(trigger, scope, None)
-        {
-            return Some(result);
-        }
-        let node = PassScope::Node(Some(request));
-        let result = self.run_pass(trigger, node, None)?;
-        // The pass gave up CPUs for the container. The second pass assigns the CPUs.
-        if let RuntimeRequest::Create { uid, container } = request
-            && self.passes.release_backoff.due().is_some()
-            && result.lacks(uid, container)
-        {
-            return self.run_pass(trigger, node, None).or(Some(result));
+    /// Decides about all pods, because the container's pod alone was not enough.
+    fn admit_beside_all(&mut self, (uid, container): (&str, &str)) -> Option<TurnResult> {
+        let result = self.reconcile_for(Trigger::Create, Some(uid))?;
+        // The turn gave up CPUs for the container. A second turn assigns the CPUs.
+        if self.world.release_backoff.due().is_some() && result.lacks(uid, container) {
+            return self
+                .reconcile_for(Trigger::Create, Some(uid))
+                .or(Some(result));
         }
         Some(result)
     }
@@ -120,9 +105,9 @@ impl Reconciler {
         &self,
         uid: &str,
         container: &str,
-        result: &PassResult,
+        result: &TurnResult,
     ) -> Option<CreateAnswer> {
-        let node = &self.managed.node;
+        let node = &self.node;
         let shared = result.decisions.desired.shared();
         let Some(decision) = result.decision(uid, container) else {
             // A container outside the pod's description, for example a debug container, gets no CPUs and no refusal.
@@ -139,7 +124,7 @@ impl Reconciler {
         };
         let pod = result.pods.get(decision.pod)?;
         let policy = &node.config.policy;
-        let owed = self.passes.pods.is_described(uid).then(|| {
+        let owed = self.world.pods().is_described(uid).then(|| {
             pod.containers
                 .iter()
                 .any(|container| pod::entitlement(pod, container, policy).cpus() > 0)
@@ -153,7 +138,7 @@ impl Reconciler {
         let writable = cpus.filter(is_writable);
         Some(CreateAnswer {
             cpus: cpus.cloned(),
-            cpuset: writable.and_then(|cpus| self.passes.cpus_for_runtime(uid, container, cpus)),
+            cpuset: writable.and_then(|cpus| self.world.cpus_for_runtime(uid, container, cpus)),
             memory: decision.memory.clone(),
             refused: refused.filter(|_| node.enforcement != Enforcement::Observe),
             training: pod::training(pod, &decision.recognition, policy).counts,
@@ -161,21 +146,17 @@ impl Reconciler {
         })
     }
 
-    /// Answers StartContainer after the container's CPUs are in force, or after a pass has failed to enforce the CPUs.
+    /// Answers StartContainer after the container's CPUs are in force, or after a turn has failed to enforce the CPUs.
     ///
-    /// A `required` pod with enforcement `cpuset` needs a node pass: the node pass finds containers of other pods on the pod's
-    /// CPUs.
+    /// A `required` pod with enforcement `cpuset` needs a look at all pods: containers of other pods may run on its CPUs.
     pub(super) fn handle_start(&mut self, uid: &str, container: &str, reply: StartReply) {
         self.history.waits(uid, container);
-        let required = self.passes.pods.requires(uid);
-        let enforcement = self.managed.node.enforcement;
-        let request = RuntimeRequest::Start { uid };
-        let scope = if required && enforcement == Enforcement::Cpuset {
-            PassScope::Node(Some(request))
+        let required = self.world.pods().requires(uid);
+        let result = if required && self.node.enforcement == Enforcement::Cpuset {
+            self.reconcile_for(Trigger::StartContainer, None)
         } else {
-            PassScope::Pod(request)
+            self.start_pod(Trigger::StartContainer, uid)
         };
-        let result = self.run_for_request(Trigger::StartContainer, request, scope);
         // The program of an accepted container begins with the answer. A refused container never has a program.
         self.history.begins(uid, container);
         let answer = match &result {
@@ -185,7 +166,7 @@ impl Reconciler {
         };
         let _ = reply.send(answer);
         // The container starts meanwhile, because reading each interrupt is slow.
-        self.isolate_cached();
+        self.isolate_after_start();
     }
 
     /// Answers UpdateContainer with the CPUs that the runtime shall remember for the container.
@@ -199,16 +180,23 @@ impl Reconciler {
         container: &str,
         reply: oneshot::Sender<Option<CpuSet>>,
     ) {
-        let request = RuntimeRequest::Start { uid };
-        let result = self.run_for_request(Trigger::Runtime, request, PassScope::Pod(request));
+        let result = self.start_pod(Trigger::Runtime, uid);
         let answer = result.and_then(|result| self.update_answer(uid, container, &result));
         let _ = reply.send(answer);
     }
 
-    fn update_answer(&self, uid: &str, container: &str, result: &PassResult) -> Option<CpuSet> {
-        let node = &self.managed.node;
+    /// Puts a pod's CPUs in force, with a turn about all pods if its own cgroups are not enough.
+    fn start_pod(&mut self, trigger: Trigger, uid: &str) -> Option<TurnResult> {
+        let result = self.run_for_pod(trigger, |world, node, context| {
+            turn::start(world, node, context, uid)
+        });
+        result.or_else(|| self.reconcile_for(trigger, None))
+    }
+
+    fn update_answer(&self, uid: &str, container: &str, result: &TurnResult) -> Option<CpuSet> {
+        let node = &self.node;
         let update = UpdateInput {
-            pod: self.passes.cached.as_ref()?.observed.pod(uid)?,
+            pod: self.world.observed().pod(uid)?,
             container,
             decision: result.decision(uid, container),
             desired: &result.decisions.desired,
@@ -220,17 +208,14 @@ impl Reconciler {
 
     /// Whether a `required` container may start, according to the effective CPUs that the pass has read. A container outside
     /// the pod's description, for example a debug container, may start.
-    fn start_answer(&self, uid: &str, container: &str, result: &PassResult) -> Result<(), String> {
-        let Some(cached) = &self.passes.cached else {
-            return Err(gate::UNSEEN.to_owned());
-        };
-        let containers = self.container_states(result, &cached.observed);
+    fn start_answer(&self, uid: &str, container: &str, result: &TurnResult) -> Result<(), String> {
+        let containers = self.container_states(result, self.world.observed());
         let same = |state: &&ContainerState| {
             state.uid.as_deref() == Some(uid) && state.container == container
         };
         let state = containers.iter().find(same);
         state.map_or(Ok(()), |state| {
-            gate::at_start(state, &containers, self.managed.node.enforcement)
+            gate::at_start(state, &containers, self.node.enforcement)
         })
     }
 }

@@ -57,6 +57,8 @@ pub(super) enum PassOutcome {
     Done,
     /// The pass ended with an error. The error is published.
     Failed,
+    /// Everything read as before, so nothing was decided.
+    Unchanged,
     /// The pass wrote nothing, because a node pass is necessary.
     NeedsNode,
     /// The pass yielded to an urgent event. The completed steps are safe. A later pass does the rest.
@@ -205,7 +207,7 @@ impl Schedule {
         }
         match (report.outcome, report.extent) {
             // A node pass serves all earlier triggers.
-            (PassOutcome::Done, PassExtent::Node) => {
+            (PassOutcome::Done | PassOutcome::Unchanged, PassExtent::Node) => {
                 self.wanted = None;
                 self.cgroups_changed = None;
             }
@@ -216,7 +218,8 @@ impl Schedule {
             // The timer starts the next attempt. A follow-up may be due already, and would repeat the failure without a pause.
             (PassOutcome::Failed, _) => (self.wanted, self.follow_up) = (None, None),
             // The reconciler runs the necessary node pass at once.
-            (PassOutcome::NeedsNode | PassOutcome::Yielded, _) => {}
+            (PassOutcome::NeedsNode | PassOutcome::Yielded, _)
+            | (PassOutcome::Unchanged, PassExtent::Pod) => {}
         }
     }
 

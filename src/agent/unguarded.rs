@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use super::gate;
 use super::history::{History, own_in_force};
-use super::pass_model::PassResult;
+use super::turn::TurnResult;
 use crate::cpu::CpuSet;
 use crate::metrics::AgentMetrics;
 use crate::pin::snapshot::ContainerState;
@@ -33,7 +33,8 @@ pub(super) struct UnguardedStarts {
 /// What a node pass knows about its containers.
 #[derive(Clone, Copy)]
 pub(super) struct Starts<'a> {
-    pub(super) result: &'a PassResult,
+    pub(super) result: &'a TurnResult,
+    pub(super) observed: &'a Observed,
     pub(super) states: &'a [ContainerState],
     pub(super) history: &'a History,
     pub(super) enforcement: Enforcement,
@@ -139,6 +140,7 @@ impl UnguardedStarts {
     pub(super) fn problems(&mut self, starts: &Starts<'_>) -> Vec<String> {
         let Starts {
             result,
+            observed,
             states,
             history,
             enforcement,
@@ -157,7 +159,7 @@ impl UnguardedStarts {
             self.note_candidates(before, has_begun);
             self.candidates.retain(|path, _| !unrecorded.contains(path));
         }
-        let observed = result.observed.containers();
+        let observed = observed.containers();
         let present: HashSet<&str> = observed.map(|one| one.cgroup.path.as_str()).collect();
         self.candidates
             .retain(|path, _| present.contains(path.as_str()) && !is_own(path));
@@ -231,7 +233,7 @@ mod tests {
     }
 
     /// A pass that has found a container without a record on the CPUs of an owner, and the states of the containers.
-    fn found() -> (PassResult, Vec<ContainerState>) {
+    fn found() -> (TurnResult, Vec<ContainerState>) {
         let mut record = AssignmentRecord::new(EarlierSettings::default());
         let assigned = &mut record.assignment.containers;
         assigned.insert("main".to_owned(), set("2-3"));
@@ -253,7 +255,7 @@ mod tests {
             let (policy, threads) = (Policy::default(), ThreadPolicy::default());
             pod::thread_environment(pod, index, &policy, &threads, None)
         });
-        let result = PassResult {
+        let result = TurnResult {
             pods: Arc::clone(&pods),
             before: Some(observed.clone()),
             observed,

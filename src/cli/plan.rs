@@ -13,8 +13,9 @@ use crate::agent::config::{Config, Overrides};
 use crate::agent::{AgentNode, environment, read_pods, reserved};
 use crate::cpu::{Cost, CpuSet, Placer, Topology};
 use crate::host::topology;
+use crate::pin::Enforcement;
 use crate::pin::Ledger;
-use crate::pin::decide::{ContainerMove, DecisionInput, decide};
+use crate::pin::decide::{ContainerMove, DecisionContext, DecisionInput, decide};
 use crate::pod::{
     ContainerKind, Entitlement, PodRole, Qos, RecognizedPod, ThreadEnvironment, recognized,
     repeated,
@@ -185,19 +186,22 @@ pub(super) fn planned(
     } = machine;
     let placer = Placer::new(topology);
     let mut inputs = DecisionInput {
-        topology,
-        placer: &placer,
-        memory_nodes,
-        reserved: &reserved,
-        policy: &config.policy,
-        preferences: &config.cpus,
+        context: DecisionContext {
+            topology,
+            placer: &placer,
+            memory_nodes,
+            reserved: &reserved,
+            policy: &config.policy,
+            preferences: &config.cpus,
+            devices: &BTreeMap::new(),
+            ids_settled: true,
+            suspended: None,
+            enforcement: Enforcement::Partition,
+        },
         pods,
         here: None,
-        devices: &BTreeMap::new(),
         moves: config.max_moves_per_hour as usize,
-        ids_settled: true,
         known: None,
-        suspended: None,
     };
     let mut moves = Vec::new();
     let mut decisions = decide(&inputs, &ledger);

@@ -71,11 +71,19 @@ impl WatchedDirectory {
     }
 }
 
+/// What has changed in a watched tree.
+#[derive(Debug, Default)]
+pub struct WatchChanges {
+    /// The directories in which a file was written, or an entry came or went.
+    pub directories: BTreeSet<PathBuf>,
+    /// Whether any directory may have changed: the kernel dropped events, or directories were not watched for a while.
+    pub all: bool,
+}
+
 /// A summary of several events.
 #[derive(Default)]
 struct WatchEvents {
-    /// Whether something in the watched tree has changed.
-    change: bool,
+    changes: WatchChanges,
     /// Directories below which the set of directories may have changed. The root stands for the
     /// whole tree.
     directories: BTreeSet<PathBuf>,
@@ -118,14 +126,14 @@ impl Watch {
         Ok(watch)
     }
 
-    /// Waits for a change. A single return may stand for several changes.
+    /// Waits for a change, and returns all changes so far.
     ///
     /// Cancel safe: no change is lost, because the function awaits nothing between a change and the
     /// return.
     ///
     /// # Errors
     /// Inotify reports an error. The watch is unusable afterwards.
-    pub async fn changed(&mut self) -> io::Result<()> {
+    pub async fn changed(&mut self) -> io::Result<WatchChanges> {
         loop {
             let mut events = WatchEvents::default();
             let next = self.events.next();
@@ -133,7 +141,13 @@ impl Watch {
                 None => next.await,
                 Some(_) => match tokio::time::timeout(RETRY, next).await {
                     Ok(next) => next,
-                    Err(_) if self.cover_again() => return Ok(()),
+                    Err(_) if self.cover_again() => {
+                        let all = true;
+                        return Ok(WatchChanges {
+                            all,
+                            ..WatchChanges::default()
+                        });
+                    }
                     Err(_) => continue,
                 },
             };
@@ -153,8 +167,9 @@ impl Watch {
                 // loop therefore runs until no new directory is found.
                 while self.cover(directory) {}
             }
-            if events.change {
-                return Ok(());
+            let WatchChanges { directories, all } = &events.changes;
+            if *all || !directories.is_empty() {
+                return Ok(events.changes);
             }
         }
     }
@@ -178,7 +193,7 @@ impl Watch {
 
     fn note(&mut self, event: &EventOwned, events: &mut WatchEvents) {
         if event.mask.contains(EventMask::Q_OVERFLOW) {
-            events.change = true;
+            events.changes.all = true;
             events.directories.insert(self.root.clone());
             return;
         }
@@ -194,7 +209,8 @@ impl Watch {
         if above && covered.only != event.name && !ended {
             return;
         }
-        events.change = true;
+        events.changes.all |= above;
+        events.changes.directories.insert(directory.clone());
         if ended {
             // A new directory at the same path may have the same inode, and needs a new watch. At
             // the removal of a cgroup, a kernel may end only the watch of the file, and keep the

@@ -18,7 +18,7 @@ use crate::pod::{
 };
 
 pub use known::{Description, KnownPod, KnownPods};
-pub use model::{ContainerMove, DecisionInput};
+pub use model::{ContainerMove, DecisionContext, DecisionInput};
 use model::{PodRequest, ShortfallNote};
 
 /// The decision about a container of a known pod.
@@ -186,19 +186,10 @@ pub fn default_reserved(topology: &Topology, owned: &CpuSet) -> CpuSet {
 
 /// Decides which container shall own which CPUs.
 pub fn decide(inputs: &DecisionInput<'_>, ledger: &Ledger) -> Decisions {
-    decide_while(inputs, ledger, || true).unwrap_or_default()
-}
-
-/// Like [`decide`], but calls `on` before each pod. Returns `None` once `on` returns false.
-pub fn decide_while(
-    inputs: &DecisionInput<'_>,
-    ledger: &Ledger,
-    mut on: impl FnMut() -> bool,
-) -> Option<Decisions> {
     let pods = inputs.pods.iter().enumerate();
-    let requests =
-        pods.map(|(index, pod)| on().then(|| PodRequest::new(index, pod, inputs, ledger)));
-    let requests: Vec<PodRequest> = requests.collect::<Option<_>>()?;
+    let requests: Vec<PodRequest> = pods
+        .map(|(index, pod)| PodRequest::new(index, pod, inputs, ledger))
+        .collect();
     let mut placing = place::PlacementPass::new(inputs, ledger, &requests);
     // Pods first keep or give up CPUs. CPUs given up by a pod become free in the next pass only.
     placing.keep_undescribed();
@@ -219,7 +210,7 @@ pub fn decide_while(
         moves,
         ..Decisions::default()
     };
-    let online = &inputs.topology.online;
+    let online = &inputs.context.topology.online;
     decisions.desired.online = online.clone();
     decisions.desired.withheld = online.difference(&ledger.available(online));
     let mut memory = memory::follow(&requests, &assignments, ledger, inputs);
@@ -227,13 +218,13 @@ pub fn decide_while(
         let memory = memory.remove(&pod.key).unwrap_or_default();
         pod.conclude(assignments.get(&pod.key), memory, &notes, &mut decisions);
     }
-    decisions.desired.all_memory = inputs.memory_nodes.clone();
+    decisions.desired.all_memory = inputs.context.memory_nodes.clone();
     // No owner has a reserved CPU, so a set with one belongs to a container that shares its CPUs.
     let sets = ledger.unreadable_sets.iter();
-    let of_owners = sets.filter(|cpus| cpus.is_disjoint(inputs.reserved));
+    let of_owners = sets.filter(|cpus| cpus.is_disjoint(inputs.context.reserved));
     decisions.desired.perhaps_owned = union(of_owners);
     decisions.desired.set_assignments(assignments);
-    Some(decisions)
+    decisions
 }
 
 // === impl PodRequest ===

@@ -6,7 +6,7 @@
 
 use std::collections::BTreeMap;
 
-use super::{Observed, Scan, Step};
+use super::{Observed, Step};
 use crate::cpu::CpuSet;
 use crate::host::cgroup::Cpuset;
 
@@ -21,11 +21,11 @@ pub struct SeenSets {
 // === impl SeenSets ===
 
 impl SeenSets {
-    /// Compares a scan with the scan before. Returns the notes to write, and adds them to the scan. `online` are the CPUs of
-    /// the top of the hierarchy, read after the scan.
+    /// Compares the cgroups with the last call's. Returns the notes to write, and adds them to the cgroups. `online` are the
+    /// CPUs of the top of the hierarchy, read after the cgroups.
     ///
     /// A cgroup with an assignment record needs no note, because the record has the earlier set.
-    pub fn notes(&mut self, scan: &mut Scan, online: &CpuSet) -> Vec<Step> {
+    pub fn notes(&mut self, observed: &mut Observed, online: &CpuSet) -> Vec<Step> {
         let seen = std::mem::take(&mut self.sets);
         let mut unwritten = std::mem::take(&mut self.unwritten);
         let mut steps = Vec::new();
@@ -50,20 +50,20 @@ impl SeenSets {
         let mut cgroup = |path: &str, cpuset: &mut Cpuset, is_recorded: bool| {
             look(path, &cpuset.cpus, &mut cpuset.narrowed_from, is_recorded);
         };
-        for above in &mut scan.surroundings.above {
+        for above in &mut observed.surroundings.above {
             cgroup(&above.path, &mut above.cpuset, false);
         }
-        for pod in &mut scan.pods {
-            cgroup(&pod.path, &mut pod.cpuset, pod.record_text.is_some());
-            for container in &mut pod.containers {
+        for pod in &mut observed.pods {
+            let (recorded, containers) = (pod.cgroup.record_text.is_some(), &mut pod.containers);
+            cgroup(&pod.cgroup.path, &mut pod.cgroup.cpuset, recorded);
+            for container in containers.iter_mut().map(|container| &mut container.cgroup) {
                 let is_recorded = container.record_text.is_some();
                 cgroup(&container.path, &mut container.cpuset, is_recorded);
             }
         }
-        for nested in scan.pods.iter_mut().flat_map(|pod| &mut pod.containers) {
-            for nested in &mut nested.nested {
-                look(&nested.path, &nested.cpus, &mut nested.narrowed_from, false);
-            }
+        let containers = observed.pods.iter_mut().flat_map(|pod| &mut pod.containers);
+        for nested in containers.flat_map(|container| &mut container.cgroup.nested) {
+            look(&nested.path, &nested.cpus, &mut nested.narrowed_from, false);
         }
         steps
     }
@@ -100,6 +100,7 @@ impl Observed {
 mod tests {
     use super::*;
     use crate::host::cgroup::{AncestorCgroup, ContainerCgroup, NestedCgroup, PodCgroup};
+    use crate::pin::{Ledger, Scan};
 
     fn set(list: &str) -> CpuSet {
         list.parse().unwrap()
@@ -114,7 +115,7 @@ mod tests {
     }
 
     /// A tree with a pod and a container with a cgroup inside, all with the same set.
-    fn scan(cpus: &str, record: Option<&str>) -> Scan {
+    fn scan(cpus: &str, record: Option<&str>) -> Observed {
         let above = |path: &str| AncestorCgroup {
             path: path.to_owned(),
             cpuset: cpuset(cpus),
@@ -143,7 +144,7 @@ mod tests {
             }],
             ..PodCgroup::default()
         });
-        scan
+        Observed::new(scan, &[]).0
     }
 
     fn notes(seen: &mut SeenSets, cpus: &str, online: &str) -> Vec<String> {
@@ -191,7 +192,7 @@ mod tests {
                 earlier: Some(set("0-7")),
             };
             assert_eq!(steps, [again], "{online}");
-            assert_eq!(later.pods[0].cpuset.narrowed_from, Some(set("0-7")));
+            assert_eq!(later.pods[0].cgroup.cpuset.narrowed_from, Some(set("0-7")));
             // The note is written now, or somebody has given the CPU back.
             assert_eq!(notes(&mut seen, "0-6", online), [""; 0], "{online}");
             // Another program has written the set since.
@@ -225,8 +226,8 @@ mod tests {
         seen.notes(&mut scan("0-7", None), &set("0-7"));
         let mut later = scan("0,2-4,6-7", None);
         seen.notes(&mut later, &set("0,2-4,6-7"));
-        let returning = |scan: &Scan, online: &str| {
-            let (observed, ledger) = Observed::new(scan.clone(), &[]);
+        let returning = |observed: &Observed, online: &str| {
+            let ledger = Ledger::read(observed, CpuSet::new());
             let online = set(online);
             let sets = observed.returning_above(&online).into_iter();
             let sets: Vec<String> = sets.map(|(path, cpus)| format!("{path} {cpus}")).collect();

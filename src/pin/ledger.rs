@@ -36,14 +36,14 @@ pub struct Observed {
 /// A pod's cgroup.
 #[derive(Debug, Clone, Default)]
 pub struct ObservedPod {
-    /// The cgroup.
+    /// The cgroup, without its containers.
     pub cgroup: PodCgroup,
     /// The pod's assignment record, if readable.
     pub record: Option<AssignmentRecord>,
     /// The cgroups of the pod's containers.
     pub containers: Vec<ObservedContainer>,
-    /// The pod's index among the known pods; `None` for an unknown pod.
-    pub known: Option<usize>,
+    /// Whether a source describes the pod.
+    pub is_known: bool,
     /// Whether the pod may own CPUs. True if a container of the pod exists, the pod is unknown, or
     /// no source gives container ids.
     pub may_own_cpus: bool,
@@ -99,80 +99,21 @@ pub struct Ledger {
 impl Observed {
     /// Matches each cgroup with its pod and container, and reads the ledger from the cgroups.
     pub fn new(scan: Scan, pods: &[Arc<RecognizedPod>]) -> (Self, Ledger) {
-        let mut ledger = Ledger {
-            offered: scan.offered(),
-            excluded: scan.lost.clone(),
-            lost: scan.lost,
-            ..Ledger::default()
+        // The first of several pods with the same uid counts.
+        let from_last = pods.iter().rev();
+        let by_uid: HashMap<&str, &Arc<RecognizedPod>> = from_last
+            .filter_map(|pod| Some((pod.cgroup_uid()?, pod)))
+            .collect();
+        let matched = |cgroup: PodCgroup| {
+            let pod = by_uid.get(cgroup.uid.as_str()).map(|pod| &***pod);
+            ObservedPod::new(cgroup, pod)
         };
-        let mut observed = Self {
-            pods: Vec::new(),
+        let observed = Self {
+            pods: scan.pods.into_iter().map(matched).collect(),
             surroundings: scan.surroundings,
         };
-        for (path, cpus) in &observed.surroundings.outside {
-            ledger.exclude(path, cpus);
-        }
-        // The first of several pods with the same uid counts.
-        let pods_from_last = pods.iter().enumerate().rev();
-        let by_uid: HashMap<&str, usize> = pods_from_last
-            .filter_map(|(index, pod)| Some((pod.cgroup_uid()?, index)))
-            .collect();
-        for cgroup in scan.pods {
-            let known = by_uid.get(cgroup.uid.as_str()).copied();
-            let known_pod = known.and_then(|index| pods.get(index));
-            let text = cgroup.record_text.as_deref();
-            let record = ledger.read_record(&cgroup.path, text, &cgroup.cpuset);
-            let alone = cgroup
-                .containers
-                .iter()
-                .filter(|container| container.id != IDLE_CGROUP)
-                .count()
-                == 1;
-            let mut containers = Vec::new();
-            for container in &cgroup.containers {
-                let text = container.record_text.as_deref();
-                let record = ledger.read_record(&container.path, text, &container.cpuset);
-                let (name, by_id) = match known_pod {
-                    Some(pod) => name_of(pod, &container.id, alone, record.as_ref()),
-                    None => (
-                        recorded_name(record.as_ref()),
-                        record.as_ref().is_some_and(|record| record.by_id),
-                    ),
-                };
-                let described = known_pod.zip(name.as_deref());
-                let described = described.and_then(|(pod, name)| pod.container(name));
-                containers.push(ObservedContainer {
-                    given_cpus: described.and_then(|described| described.given_cpus.clone()),
-                    cgroup: container.clone(),
-                    record,
-                    name,
-                    idle: container.id == IDLE_CGROUP,
-                    by_id,
-                });
-            }
-            let may_own_cpus = known_pod.is_none_or(|pod| may_own_cpus(pod, &containers));
-            let pod = ObservedPod {
-                cgroup,
-                record,
-                containers,
-                known,
-                may_own_cpus,
-            };
-            ledger.enter(&pod);
-            observed.pods.push(pod);
-        }
-        ledger.find_overlaps();
+        let ledger = Ledger::read(&observed, scan.lost);
         (observed, ledger)
-    }
-
-    /// Matches the same cgroups with a newer list of pods. `lost` are the lost CPUs.
-    pub fn matched_again(self, lost: CpuSet, pods: &[Arc<RecognizedPod>]) -> (Self, Ledger) {
-        let scan = Scan {
-            pods: self.pods.into_iter().map(|pod| pod.cgroup).collect(),
-            surroundings: self.surroundings,
-            lost,
-        };
-        Self::new(scan, pods)
     }
 
     /// The observed state reduced to a single pod. A plan for the pod may write to its cgroup, to
@@ -191,6 +132,13 @@ impl Observed {
             pods: vec![pod],
             surroundings,
         })
+    }
+
+    /// The CPUs of the live partitions.
+    pub fn live(&self) -> CpuSet {
+        let cpusets = self.containers().map(|container| &container.cgroup.cpuset);
+        let live = cpusets.filter(|cpuset| cpuset.partition.is_live());
+        union(live.map(|cpuset| &cpuset.effective))
     }
 
     /// The cgroups of all containers.
@@ -253,6 +201,50 @@ impl ObservedContainer {
 // === impl ObservedPod ===
 
 impl ObservedPod {
+    /// Matches a pod's cgroups with the pod and its containers; `None` for an unknown pod.
+    pub fn new(mut cgroup: PodCgroup, pod: Option<&RecognizedPod>) -> Self {
+        let cgroups = std::mem::take(&mut cgroup.containers);
+        let real = cgroups.iter().filter(|one| one.id != IDLE_CGROUP);
+        let alone = real.count() == 1;
+        let matched = |cgroup: ContainerCgroup| {
+            let record = parsed(cgroup.record_text.as_deref());
+            let (name, by_id) = match pod {
+                Some(pod) => name_of(pod, &cgroup.id, alone, record.as_ref()),
+                None => (
+                    recorded_name(record.as_ref()),
+                    record.as_ref().is_some_and(|record| record.by_id),
+                ),
+            };
+            let described = pod.zip(name.as_deref());
+            let described = described.and_then(|(pod, name)| pod.container(name));
+            ObservedContainer {
+                given_cpus: described.and_then(|described| described.given_cpus.clone()),
+                record,
+                name,
+                idle: cgroup.id == IDLE_CGROUP,
+                by_id,
+                cgroup,
+            }
+        };
+        let containers: Vec<ObservedContainer> = cgroups.into_iter().map(matched).collect();
+        Self {
+            record: parsed(cgroup.record_text.as_deref()),
+            is_known: pod.is_some(),
+            may_own_cpus: pod.is_none_or(|pod| may_own_cpus(pod, &containers)),
+            cgroup,
+            containers,
+        }
+    }
+
+    /// The pod's cgroup with its containers.
+    pub fn into_cgroup(self) -> PodCgroup {
+        let containers = self.containers.into_iter();
+        PodCgroup {
+            containers: containers.map(|container| container.cgroup).collect(),
+            ..self.cgroup
+        }
+    }
+
     /// Whether the cgroup has an unreadable record. Pinfold leaves the cgroup alone.
     pub fn has_unreadable_record(&self) -> bool {
         self.record.is_none() && self.cgroup.record_text.is_some()
@@ -325,6 +317,11 @@ impl ObservedPod {
     }
 }
 
+/// The record in a text, if there is one and this version can read it.
+fn parsed(text: Option<&str>) -> Option<AssignmentRecord> {
+    AssignmentRecord::parse(text?).ok()
+}
+
 /// The container name in the record of a container's cgroup.
 fn recorded_name(record: Option<&AssignmentRecord>) -> Option<String> {
     record.and_then(|record| record.assignment.containers.keys().next().cloned())
@@ -387,6 +384,35 @@ fn may_own_cpus(pod: &Pod, cgroups: &[ObservedContainer]) -> bool {
 // === impl Ledger ===
 
 impl Ledger {
+    /// Reads the ledger from the cgroups. `lost` are the lost CPUs.
+    pub fn read(observed: &Observed, lost: CpuSet) -> Self {
+        let mut ledger = Self {
+            offered: observed.offered(&lost),
+            excluded: lost.clone(),
+            lost,
+            ..Self::default()
+        };
+        for (path, cpus) in &observed.surroundings.outside {
+            ledger.exclude(path, cpus);
+        }
+        for pod in &observed.pods {
+            let PodCgroup {
+                path,
+                record_text,
+                cpuset,
+                ..
+            } = &pod.cgroup;
+            ledger.note_unreadable(path, record_text.as_deref(), cpuset);
+            for container in pod.containers.iter().map(|container| &container.cgroup) {
+                let text = container.record_text.as_deref();
+                ledger.note_unreadable(&container.path, text, &container.cpuset);
+            }
+            ledger.enter(pod);
+        }
+        ledger.find_overlaps();
+        ledger
+    }
+
     /// All exclusive CPUs of the node.
     pub fn exclusive(&self) -> CpuSet {
         union(self.assignments.values().map(PodAssignment::cpus))
@@ -395,19 +421,6 @@ impl Ledger {
     /// The assignment of a pod; empty for a pod without CPUs.
     pub fn of(&self, uid: &str) -> PodAssignment {
         self.assignments.get(uid).cloned().unwrap_or_default()
-    }
-
-    /// Replaces a pod's entries with a newer ledger of the pod, if the newer ledger explains all
-    /// exclusive CPUs. Returns whether the entries were replaced.
-    pub fn replace_pod(&mut self, uid: &str, mut now: Self) -> bool {
-        let explained = now.excluded.is_empty() && now.unexplained.is_empty();
-        if explained {
-            self.assignments.remove(uid);
-            self.assignments.append(&mut now.assignments);
-            self.memory.remove(uid);
-            self.memory.append(&mut now.memory);
-        }
-        explained
     }
 
     /// Adds an assignment, from the kernel or pending. An earlier entry of the container stays, so
@@ -434,19 +447,13 @@ impl Ledger {
         }
     }
 
-    /// Parses the record of a cgroup.
+    /// Notes a record that this version can't read.
     ///
     /// An unreadable record may assign CPUs. With enforcement `cpuset` an assignment shows nowhere else but in the written
     /// set, so nobody else may get any CPU of this set.
-    fn read_record(
-        &mut self,
-        path: &str,
-        text: Option<&str>,
-        cpuset: &Cpuset,
-    ) -> Option<AssignmentRecord> {
-        let error = match AssignmentRecord::parse(text?) {
-            Ok(record) => return Some(record),
-            Err(error) => error,
+    fn note_unreadable(&mut self, path: &str, text: Option<&str>, cpuset: &Cpuset) {
+        let Some(Err(error)) = text.map(AssignmentRecord::parse) else {
+            return;
         };
         let cpus = cpuset.cpus.union(&cpuset.exclusive);
         let consequence = if cpus.is_empty() {
@@ -459,7 +466,6 @@ impl Ledger {
         let sentence = format!("Pinfold does not change cgroup {path}{consequence}: {error}");
         self.unexplained.push(sentence.clone());
         self.unreadable.push(sentence);
-        None
     }
 
     fn enter(&mut self, pod: &ObservedPod) {

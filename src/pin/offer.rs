@@ -4,38 +4,43 @@
 //! CPUs as exclusive.
 
 use super::assignment::union;
-use super::{Ledger, Observed, Scan};
+use super::{Ledger, Observed};
 use crate::cpu::CpuSet;
 use crate::host::cgroup::{Cpuset, is_within};
 
-// === impl Scan ===
+// === impl Observed ===
 
-impl Scan {
+impl Observed {
     /// The CPUs that the cgroups above the pods offer; `None` if no cgroup above the pods has a set.
     ///
     /// The kernel takes a partition's CPUs out of the effective sets above, so the CPUs of the pods' own partitions
     /// count as well. Lost CPUs are in no set, which says nothing about a limit. A pod can be in any tree, so with
     /// several trees only the CPUs that each of them offers count.
-    pub(super) fn offered(&self) -> Option<CpuSet> {
+    pub(super) fn offered(&self, lost: &CpuSet) -> Option<CpuSet> {
         let trees = self.surroundings.trees.iter();
-        let offers = trees.filter_map(|tree| self.offered_by(tree));
+        let offers = trees.filter_map(|tree| self.offered_by(tree, lost));
         offers.reduce(|one, other| one.intersection(&other))
     }
 
-    fn offered_by(&self, tree: &str) -> Option<CpuSet> {
+    fn offered_by(&self, tree: &str, lost: &CpuSet) -> Option<CpuSet> {
         let above = &self.surroundings.above;
         let own = above.iter().find(|above| above.path == tree)?;
         // No process can be in a cgroup of v1 without CPUs, so the kubelet has yet to write this set.
         if own.cpuset.effective.is_empty() {
             return None;
         }
-        let pods = self.pods.iter().filter(|pod| is_within(&pod.path, tree));
-        let cpusets = pods.flat_map(|pod| &pod.containers).map(|one| &one.cpuset);
+        let pods = self
+            .pods
+            .iter()
+            .filter(|pod| is_within(&pod.cgroup.path, tree));
+        let cpusets = pods
+            .flat_map(|pod| &pod.containers)
+            .map(|one| &one.cgroup.cpuset);
         let live = cpusets.filter(|cpuset| cpuset.partition.is_live());
         let partitions = union(live.map(|cpuset| &cpuset.effective));
         // CPUs that return from being offline are on offer as soon as they are online: the plan widens the tree first.
         let returning = |cpuset: &Cpuset| cpuset.narrowed_from.clone().unwrap_or_default();
-        let mut offered = own.cpuset.effective.union(&partitions).union(&self.lost);
+        let mut offered = own.cpuset.effective.union(&partitions).union(lost);
         offered = offered.union(&returning(&own.cpuset));
         // A partition of earlier times may lie outside a later limit. And on v2, a cgroup has its parent's CPUs in force
         // while none of its written CPUs is free, which makes no more CPUs available.
@@ -47,11 +52,7 @@ impl Scan {
         }
         Some(offered)
     }
-}
 
-// === impl Observed ===
-
-impl Observed {
     /// The online CPUs that may be written to a cgroup of the pods.
     pub fn writable(&self, online: &CpuSet) -> CpuSet {
         let surroundings = &self.surroundings;

@@ -260,7 +260,7 @@ pub fn containers(
 
 /// The pods with CPUs in the ledger, except known pods.
 pub fn unknown_owners(observed: &Observed, ledger: &Ledger) -> Vec<UnknownOwner> {
-    let unknown = observed.pods.iter().filter(|pod| pod.known.is_none());
+    let unknown = observed.pods.iter().filter(|pod| !pod.is_known);
     let owners = unknown.filter_map(|pod| {
         let cpus = ledger.of(&pod.cgroup.uid).cpus();
         let record = pod.record.as_ref();

@@ -204,7 +204,7 @@ async fn halves(
     tokio::task::block_in_place(|| local.stop_all())?;
     // Without the report, the agent would list the ended pods for two more minutes.
     for ended in &first {
-        agent.remove(&ended.pod).await?;
+        agent.remove(&ended.pod)?;
     }
     let pinned = half(Mode::Pinned, &second, seconds, agent, local, show).await?;
     let enforcement = agent
@@ -240,11 +240,7 @@ async fn start(pods: &[DemoPod], agent: &mut Agent, local: &mut LocalNode) -> an
         address,
     } in pods
     {
-        let container = pod
-            .containers
-            .first()
-            .context("a pod of the demo has no container")?;
-        let admission = agent.create(pod, &container.name).await?;
+        let admission = agent.create(pod, &pod.name).await?;
         let env = admission.threads.variables;
         let start = PodStart {
             pod,

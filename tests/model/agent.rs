@@ -315,18 +315,21 @@ impl Setup {
         let here = store.here(&observed, &pods);
         let known = store.known_pods(&observed, &pods);
         let inputs = DecisionInput {
-            topology: &machine.0,
-            placer: &machine.1,
-            memory_nodes: &machine.0.memory_nodes(),
-            reserved: &set(self.reserved(world)),
-            policy: &Policy::default(),
-            preferences: &CpuPreferences::default(),
+            context: DecisionContext {
+                topology: &machine.0,
+                placer: &machine.1,
+                memory_nodes: &machine.0.memory_nodes(),
+                reserved: &set(self.reserved(world)),
+                policy: &Policy::default(),
+                preferences: &CpuPreferences::default(),
+                devices: &BTreeMap::new(),
+                ids_settled: true,
+                suspended: None,
+                enforcement: Enforcement::Partition,
+            },
             pods: &pods,
             here: Some(&here),
-            devices: &BTreeMap::new(),
-            ids_settled: true,
             known: Some(&known),
-            suspended: None,
             moves: 0,
         };
         let mut decisions = decide(&inputs, &ledger);

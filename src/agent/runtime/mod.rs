@@ -51,7 +51,7 @@ pub(super) fn unused(wanted: &Runtime, has_cluster: bool) -> Option<RuntimeLink>
 pub(super) fn start(
     node: &AgentNode,
     tasks: &mut Tasks,
-    reconciler: mpsc::Sender<AgentEvent>,
+    reconciler: mpsc::UnboundedSender<AgentEvent>,
     cluster: Option<&ApiTasks>,
     snapshot: watch::Receiver<Option<Arc<Snapshot>>>,
     metrics: &AgentMetrics,
@@ -66,18 +66,8 @@ pub(super) fn start(
         link: cluster.link.clone(),
         pods: cluster.pods.clone(),
     });
-    let (queue, mut queued) = mpsc::unbounded_channel();
-    // The task ends when the connection's task drops the queue. Each request that was read therefore reaches the reconciler.
-    tasks.spawn_to_its_end(async move {
-        while let Some(event) = queued.recv().await {
-            if reconciler.send(event).await.is_err() {
-                break;
-            }
-        }
-        Ok(())
-    });
     let handler = Arc::new(plugin_handler::PluginHandler::new(
-        queue,
+        reconciler,
         api_source,
         metrics.clone(),
     ));

@@ -312,10 +312,9 @@ impl nri::Plugin for PluginHandler {
         let Some(reported) = self.pod(&sandbox.uid) else {
             return Ok(ContainerAdjustment::default());
         };
-        let (pod, required) = (Box::new(reported.pod.clone()), is_required(&reported.pod));
-        self.send(AgentEvent::Runtime(RuntimeUpdate::Pod(Box::new(reported))));
-        self.wait_for_api(pod.cgroup_uid(), deadline).await;
-        let name = container.name.clone();
+        let required = is_required(&reported.pod);
+        self.wait_for_api(reported.pod.cgroup_uid(), deadline).await;
+        let (pod, name) = (Box::new(reported), container.name.clone());
         let admission = self
             .request(|reply| AgentEvent::Create {
                 pod,
@@ -410,9 +409,6 @@ impl nri::Plugin for PluginHandler {
             nri::Event::RunPodSandbox => {
                 lock(&self.inventory).put_pod(reduced_pod(pod));
                 self.report_pod(pod);
-                if let Some(uid) = nri::pod(pod, []).cgroup_uid() {
-                    self.send(AgentEvent::NewPod(uid.to_owned()));
-                }
             }
             nri::Event::PostUpdateContainer => {
                 lock(&self.inventory).put(reduced_pod(pod), reduced_container(container));
@@ -420,8 +416,10 @@ impl nri::Plugin for PluginHandler {
             }
             _ => self.remove_ended(event, request),
         }
-        if event.is_of_container() {
-            self.send(AgentEvent::CgroupsChanged);
+        if event.is_of_container()
+            && let Some(uid) = nri::pod(pod, []).cgroup_uid()
+        {
+            self.send(AgentEvent::CgroupsChanged(uid.to_owned()));
         }
     }
 }
@@ -506,13 +504,13 @@ mod tests {
         let mut kinds = Vec::new();
         while let Some(event) = events.recv().await {
             kinds.push(match event {
+                AgentEvent::Runtime(RuntimeUpdate::Pod(pod)) if pod.is_new() => "new".to_owned(),
                 AgentEvent::Runtime(RuntimeUpdate::Pod(_)) => "pod".to_owned(),
-                AgentEvent::NewPod(uid) => format!("new pod {uid}"),
-                AgentEvent::CgroupsChanged => "cgroups".to_owned(),
+                AgentEvent::CgroupsChanged(uid) => format!("cgroups of {uid}"),
                 other => panic!("{other:?}"),
             });
         }
-        assert_eq!(kinds, ["pod", "new pod uid", "pod", "cgroups"]);
+        assert_eq!(kinds, ["new", "new", "cgroups of uid"]);
     }
 
     #[tokio::test]

@@ -120,17 +120,30 @@ impl Cgroups {
         &self.cpuset
     }
 
+    /// Reads the effective CPUs of a cgroup; `None` if the cgroup is gone.
+    pub fn effective(&self, path: &str) -> Result<Option<CpuSet>> {
+        let dir = self.cpuset.join(path);
+        let effective = cpu_list_optional(&dir.join(self.effective_file()))?;
+        match effective {
+            None => ignore_gone(cpu_list(&dir.join("cpuset.cpus"))),
+            effective => Ok(effective),
+        }
+    }
+
+    /// The file of a cgroup's effective CPUs. Before Linux 3.17 a v1 cpuset has no such file: the written CPUs are in force.
+    fn effective_file(&self) -> &'static str {
+        match self.version {
+            CgroupVersion::V1 => "cpuset.effective_cpus",
+            CgroupVersion::V2 => "cpuset.cpus.effective",
+        }
+    }
+
     /// Reads the CPUs of a cgroup.
     pub fn cpuset(&self, path: &str) -> Result<Cpuset> {
         let dir = self.cpuset.join(path);
-        let effective = match self.version {
-            CgroupVersion::V1 => "cpuset.effective_cpus",
-            CgroupVersion::V2 => "cpuset.cpus.effective",
-        };
         let cpus = cpu_list(&dir.join("cpuset.cpus"))?;
-        // Before Linux 3.17 a v1 cpuset has no file of effective CPUs: the written CPUs are in
-        // force.
-        let effective = cpu_list_optional(&dir.join(effective))?.unwrap_or_else(|| cpus.clone());
+        let effective = cpu_list_optional(&dir.join(self.effective_file()))?;
+        let effective = effective.unwrap_or_else(|| cpus.clone());
         let (exclusive, partition) = match self.version {
             CgroupVersion::V1 => (CpuSet::new(), Partition::Unsupported),
             CgroupVersion::V2 => (self.exclusive(path)?, self.partition(path)?),

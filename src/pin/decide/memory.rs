@@ -24,7 +24,7 @@ pub(super) fn follow(
     ledger: &Ledger,
     inputs: &DecisionInput<'_>,
 ) -> NumaNodes {
-    let (topology, allowed) = (inputs.topology, inputs.memory_nodes);
+    let (topology, allowed) = (inputs.context.topology, inputs.context.memory_nodes);
     let usable = topology.numa.iter().filter(|numa| numa.has_memory());
     let mut room: BTreeMap<u32, u64> = usable
         .filter(|numa| allowed.contains(numa.id))

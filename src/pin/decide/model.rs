@@ -7,15 +7,15 @@ use serde::Serialize;
 
 use super::known::{Description, KnownPod, KnownPods};
 use crate::cpu::{CpuSet, Placer, Topology};
-use crate::pin::Ledger;
+use crate::pin::{Enforcement, Ledger};
 use crate::pod::{
     self, Container, ContainerKind, CpuPreferences, Entitlement, Policy, Qos, Recognition,
     RecognizedPod,
 };
 
-/// The input of decisions, besides the ledger.
+/// What decisions need to know about the node, apart from its pods.
 #[derive(Debug, Clone, Copy)]
-pub struct DecisionInput<'a> {
+pub struct DecisionContext<'a> {
     /// The machine.
     pub topology: &'a Topology,
     /// The machine's placer.
@@ -28,6 +28,22 @@ pub struct DecisionInput<'a> {
     pub policy: &'a Policy,
     /// The default preferences, for pods without preferences.
     pub preferences: &'a CpuPreferences,
+    /// NUMA nodes of the pods' devices, by namespace and name.
+    pub devices: &'a BTreeMap<(String, String), CpuSet>,
+    /// Whether the container runtime or the API has had time to report the existing containers.
+    /// Before then, a pod without a known container keeps its CPUs.
+    pub ids_settled: bool,
+    /// The reason to assign no further CPUs now. Existing assignments stay.
+    pub suspended: Option<&'a str>,
+    /// How assignments are enforced.
+    pub enforcement: Enforcement,
+}
+
+/// The input of decisions, besides the ledger.
+#[derive(Debug, Clone, Copy)]
+pub struct DecisionInput<'a> {
+    /// The node.
+    pub context: DecisionContext<'a>,
     /// The pods of the node. Earlier pods are served first.
     pub pods: &'a [Arc<RecognizedPod>],
     /// The uids of pods with a container, now or soon: only these pods own CPUs. With `None`, as in
@@ -36,15 +52,8 @@ pub struct DecisionInput<'a> {
     /// How far the descriptions can be trusted, and which containers exist. Without it, as in a dry run, each description
     /// counts as complete, and a pod without a description keeps its CPUs.
     pub known: Option<&'a KnownPods<'a>>,
-    /// NUMA nodes of the pods' devices, by namespace and name.
-    pub devices: &'a BTreeMap<(String, String), CpuSet>,
     /// How many running containers may be moved now to make room.
     pub moves: usize,
-    /// Whether the container runtime or the API has had time to report the existing containers.
-    /// Before then, a pod without a known container keeps its CPUs.
-    pub ids_settled: bool,
-    /// The reason to assign no further CPUs now. Existing assignments stay.
-    pub suspended: Option<&'a str>,
 }
 
 // === impl DecisionInput ===
@@ -55,7 +64,7 @@ impl<'a> DecisionInput<'a> {
     pub(super) fn known_pod(&self, uid: &str) -> Option<(Description, &'a KnownPod<'a>)> {
         let known = self.known?.get(uid)?;
         let description = match known.description {
-            Description::Missing if !self.ids_settled => Description::Awaited,
+            Description::Missing if !self.context.ids_settled => Description::Awaited,
             other => other,
         };
         Some((description, known))
@@ -123,7 +132,7 @@ impl<'a> PodRequest<'a> {
         let known = uid.and_then(|uid| inputs.known_pod(uid));
         let recorded = ledger.assignments.get(&key);
         let entitlement = |container: &Container| {
-            let granted = pod::entitlement(pod, container, inputs.policy);
+            let granted = pod::entitlement(pod, container, inputs.context.policy);
             match known {
                 Some((description, known)) => {
                     known.entitlement(description, container, granted, recorded)
@@ -135,10 +144,10 @@ impl<'a> PodRequest<'a> {
         let is_shared =
             |index: usize| matches!(entitlements.get(index), Some(Entitlement::Shared { .. }));
         let denied = (0..).zip(&pod.containers).filter(|(index, container)| {
-            is_shared(*index) && pod::is_denied(pod, container, inputs.policy)
+            is_shared(*index) && pod::is_denied(pod, container, inputs.context.policy)
         });
         let denied = denied.map(|(index, _)| index).collect();
-        let (preferences, mistakes) = pod::cpu_preferences(pod, inputs.preferences);
+        let (preferences, mistakes) = pod::cpu_preferences(pod, inputs.context.preferences);
         Self {
             index,
             pod,

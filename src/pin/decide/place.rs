@@ -43,10 +43,11 @@ impl<'a> PlacementPass<'a> {
             inputs,
             requests,
             excluded: inputs
+                .context
                 .reserved
                 .union(&ledger.excluded)
                 .union(&ledger.exclusive()),
-            available: ledger.available(&inputs.topology.online),
+            available: ledger.available(&inputs.context.topology.online),
             assignments: ledger.assignments.clone(),
             spare: BTreeMap::new(),
             notes: BTreeMap::new(),
@@ -60,9 +61,9 @@ impl<'a> PlacementPass<'a> {
         let owned = union(self.assignments.values().map(PodAssignment::cpus));
         let mut free = self.available.difference(&owned.union(&self.excluded));
         // Reserved CPUs are shared, unless pods can use none of them or all have an owner.
-        let reserved = self.inputs.reserved.difference(&owned);
+        let reserved = self.inputs.context.reserved.difference(&owned);
         let shared = reserved.intersection(&self.available);
-        let balanced = self.inputs.topology.balanced();
+        let balanced = self.inputs.context.topology.balanced();
         if shared.is_disjoint(&balanced) {
             let any = || free.first().filter(|_| shared.is_empty());
             if let Some(last) = free.intersection(&balanced).first().or_else(any) {
@@ -73,12 +74,21 @@ impl<'a> PlacementPass<'a> {
     }
 
     fn withheld(&self) -> CpuSet {
-        self.inputs.topology.online.difference(&self.available)
+        self.inputs
+            .context
+            .topology
+            .online
+            .difference(&self.available)
     }
 
     fn near(&self, pod: &PodRequest<'_>) -> CpuSet {
         let key = (pod.pod.namespace.clone(), pod.pod.name.clone());
-        self.inputs.devices.get(&key).cloned().unwrap_or_default()
+        self.inputs
+            .context
+            .devices
+            .get(&key)
+            .cloned()
+            .unwrap_or_default()
     }
 
     /// The CPUs of `from` to keep idle, if the pod wants the siblings of its CPUs idle.
@@ -92,7 +102,9 @@ impl<'a> PlacementPass<'a> {
     /// The CPUs of `from` that share a core with CPUs of the pod's containers.
     fn siblings(&self, mine: &PodAssignment, from: &CpuSet) -> CpuSet {
         let own = mine.usable();
-        let cores = own.iter().map(|cpu| self.inputs.topology.core_of(cpu));
+        let cores = own
+            .iter()
+            .map(|cpu| self.inputs.context.topology.core_of(cpu));
         union(cores).difference(&own).intersection(from)
     }
 
@@ -127,7 +139,7 @@ impl<'a> PlacementPass<'a> {
         let is_complete = pod.description == Description::Complete;
         // A pod without a container owns no CPUs. Earlier versions gave CPUs to the sandbox: such
         // CPUs become free now.
-        let ids_known = self.inputs.ids_settled || pod.pod.ids == ContainerIds::Runtime;
+        let ids_known = self.inputs.context.ids_settled || pod.pod.ids == ContainerIds::Runtime;
         if is_complete && ids_known && self.absent(pod).is_some() {
             return;
         }
@@ -178,7 +190,7 @@ impl<'a> PlacementPass<'a> {
 
     /// So many CPUs of a set that the pod has already.
     fn part(&self, pod: &PodRequest<'_>, cpus: &CpuSet, wanted: usize) -> CpuSet {
-        let placer = self.inputs.placer;
+        let placer = self.inputs.context.placer;
         // The remaining CPUs may not fill whole cores. Without a placement in whole cores, any of the CPUs may stay.
         let request = pod.preferences.request(wanted, &self.near(pod));
         let rest = placer.place_as(cpus, &request).ok();
@@ -308,7 +320,7 @@ impl<'a> PlacementPass<'a> {
     /// are needed.
     fn wait_reason(&mut self, pod: &PodRequest<'_>, missing: &[(&str, usize)]) -> Option<&'a str> {
         let inputs: &'a DecisionInput<'a> = self.inputs;
-        if let Some(reason) = inputs.suspended.or_else(|| self.absent(pod)) {
+        if let Some(reason) = inputs.context.suspended.or_else(|| self.absent(pod)) {
             return Some(reason);
         }
         let owns_none = self
@@ -335,7 +347,7 @@ impl<'a> PlacementPass<'a> {
             return self.place_beside(own, &request);
         }
         let Some(together) =
-            together.and_then(|set| self.inputs.placer.place_as(set, &request).ok())
+            together.and_then(|set| self.inputs.context.placer.place_as(set, &request).ok())
         else {
             return self.place(&request);
         };
@@ -350,7 +362,7 @@ impl<'a> PlacementPass<'a> {
 
     /// Whether the CPUs are on cores of several kinds, against the wish of the request.
     fn mixes_kinds(&self, cpus: &CpuSet, request: &Request) -> bool {
-        request.core_kinds == CoreKinds::Same && self.inputs.placer.is_mixed(cpus)
+        request.core_kinds == CoreKinds::Same && self.inputs.context.placer.is_mixed(cpus)
     }
 
     fn add_note(&mut self, pod: &PodRequest<'_>, name: &str, text: String, refused: bool) {
@@ -383,7 +395,7 @@ impl<'a> PlacementPass<'a> {
     }
 
     fn place(&self, request: &Request) -> Result<Placement, PlacementRefusal> {
-        self.inputs.placer.place_as(&self.free(), request)
+        self.inputs.context.placer.place_as(&self.free(), request)
     }
 
     /// Places more CPUs for a container with CPUs. The new CPUs share a last-level cache with the
@@ -391,13 +403,13 @@ impl<'a> PlacementPass<'a> {
     /// core comes before nearness, if the pod wants it. If the
     /// pod wants the fewest NUMA nodes, all CPUs of the container count.
     fn place_beside(&self, own: &CpuSet, request: &Request) -> Result<Placement, PlacementRefusal> {
-        let topology = self.inputs.topology;
+        let topology = self.inputs.context.topology;
         let free = self.free();
         let llcs = topology.llcs().into_iter();
         let llcs = llcs.filter(|llc| !llc.is_disjoint(own));
         let numa = topology.numa.iter().map(|numa| &numa.cpus);
         let numa = numa.filter(|numa| !numa.is_disjoint(own));
-        let place = |free: &CpuSet| self.inputs.placer.place_beside(free, own, request);
+        let place = |free: &CpuSet| self.inputs.context.placer.place_beside(free, own, request);
         let near = [union(llcs), union(numa)].map(|nearby| free.intersection(&nearby));
         let placed: Vec<Placement> = near.iter().filter_map(|near| place(near).ok()).collect();
         let mixes = |placement: &Placement| self.mixes_kinds(&own.union(&placement.cpus), request);
@@ -440,7 +452,7 @@ impl<'a> PlacementPass<'a> {
                 names.push((pod, name.clone()));
             }
         }
-        let placer = self.inputs.placer;
+        let placer = self.inputs.context.placer;
         let Some(repacking) = placer.repack(&self.free(), &owners, request, left) else {
             return false;
         };

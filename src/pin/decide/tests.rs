@@ -61,19 +61,22 @@ fn only_owners_have_an_assignment_while_pods_are_placed() {
         BTreeMap::new(),
     );
     let inputs = DecisionInput {
-        topology: &topology,
-        placer: &placer,
-        memory_nodes: &topology.memory_nodes(),
-        reserved: &set("0-1"),
-        policy: &policy,
-        preferences: &preferences,
+        context: DecisionContext {
+            topology: &topology,
+            placer: &placer,
+            memory_nodes: &topology.memory_nodes(),
+            reserved: &set("0-1"),
+            policy: &policy,
+            preferences: &preferences,
+            devices: &devices,
+            ids_settled: true,
+            suspended: None,
+            enforcement: Enforcement::Partition,
+        },
         pods: &pods,
         here: None,
-        devices: &devices,
         moves: 0,
-        ids_settled: true,
         known: None,
-        suspended: None,
     };
     let requests = pods.iter().enumerate();
     let requests: Vec<PodRequest<'_>> = requests
@@ -105,17 +108,20 @@ fn decided_about(topology: &Topology, pods: &[Arc<RecognizedPod>], ledger: &Ledg
     let here = ["a", "b", "c"].into();
     decide(
         &DecisionInput {
-            topology,
-            placer: &placer,
-            memory_nodes: &topology.memory_nodes(),
-            reserved: &reserved,
-            policy: &policy,
-            preferences: &CpuPreferences::default(),
-            devices: &BTreeMap::new(),
+            context: DecisionContext {
+                topology,
+                placer: &placer,
+                memory_nodes: &topology.memory_nodes(),
+                reserved: &reserved,
+                policy: &policy,
+                preferences: &CpuPreferences::default(),
+                devices: &BTreeMap::new(),
+                ids_settled: true,
+                suspended: None,
+                enforcement: Enforcement::Partition,
+            },
             moves: 0,
-            ids_settled: true,
             known: None,
-            suspended: None,
             pods,
             here: Some(&here),
         },

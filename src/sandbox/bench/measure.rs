@@ -174,12 +174,7 @@ impl<'a> Bench<'a> {
         pod: &BenchPod,
         origin: Instant,
     ) -> anyhow::Result<(Instant, Option<PodOutput>)> {
-        let container = pod
-            .pod
-            .containers
-            .first()
-            .context("a pod of the bench has no container")?;
-        let admission = self.agent.create(&pod.pod, &container.name).await?;
+        let admission = self.agent.create(&pod.pod, &pod.pod.name).await?;
         let mut env = if pod.runs_command {
             self.environment.clone()
         } else {

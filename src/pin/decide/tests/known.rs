@@ -43,16 +43,19 @@ fn decided_knowing(pods: &[Pod], claims: &[(&str, &str, &str)], facts: &Facts) -
     let topology = machine();
     let here = ["a", "b"].into();
     let inputs = DecisionInput {
-        topology: &topology,
-        placer: &Placer::new(&topology),
-        memory_nodes: &topology.memory_nodes(),
-        reserved: &set("0-1"),
-        policy: &Policy::default(),
-        preferences: &CpuPreferences::default(),
-        devices: &BTreeMap::new(),
+        context: DecisionContext {
+            topology: &topology,
+            placer: &Placer::new(&topology),
+            memory_nodes: &topology.memory_nodes(),
+            reserved: &set("0-1"),
+            policy: &Policy::default(),
+            preferences: &CpuPreferences::default(),
+            devices: &BTreeMap::new(),
+            ids_settled: true,
+            suspended: None,
+            enforcement: Enforcement::Partition,
+        },
         moves: 0,
-        ids_settled: true,
-        suspended: None,
         pods: &recognized(pods.iter().cloned()),
         here: Some(&here),
         known: Some(&known),

@@ -72,17 +72,20 @@ fn one_balanced_cpu_stays_shared_beside_isolated_reserved_cpus() {
     let decided = |reserved: &str, cpus: u64| {
         let placer = Placer::new(&topology);
         let inputs = DecisionInput {
-            topology: &topology,
-            placer: &placer,
-            memory_nodes: &topology.memory_nodes(),
-            reserved: &set(reserved),
-            policy: &Policy::default(),
-            preferences: &CpuPreferences::default(),
-            devices: &BTreeMap::new(),
+            context: DecisionContext {
+                topology: &topology,
+                placer: &placer,
+                memory_nodes: &topology.memory_nodes(),
+                reserved: &set(reserved),
+                policy: &Policy::default(),
+                preferences: &CpuPreferences::default(),
+                devices: &BTreeMap::new(),
+                ids_settled: true,
+                suspended: None,
+                enforcement: Enforcement::Partition,
+            },
             moves: 0,
-            ids_settled: true,
             known: None,
-            suspended: None,
             pods: &recognized([app("a", cpus)]),
             here: None,
         };
@@ -161,17 +164,20 @@ fn memory_comes_only_from_numa_nodes_that_the_pods_may_use() {
     let pods = recognized([app("a", 4), app("b", 2)]);
     let inputs = |memory_nodes: &str| {
         let inputs = DecisionInput {
-            topology: &topology,
-            placer: &placer,
-            memory_nodes: &set(memory_nodes),
-            reserved: &set("0-1"),
-            policy: &Policy::default(),
-            preferences: &CpuPreferences::default(),
-            devices: &BTreeMap::new(),
+            context: DecisionContext {
+                topology: &topology,
+                placer: &placer,
+                memory_nodes: &set(memory_nodes),
+                reserved: &set("0-1"),
+                policy: &Policy::default(),
+                preferences: &CpuPreferences::default(),
+                devices: &BTreeMap::new(),
+                ids_settled: true,
+                suspended: None,
+                enforcement: Enforcement::Partition,
+            },
             moves: 0,
-            ids_settled: true,
             known: None,
-            suspended: None,
             pods: &pods,
             here: None,
         };
@@ -193,17 +199,20 @@ fn the_last_shared_cpu_is_never_assigned() {
     let pods = [app("a", topology.online.len() as u64 - 1), app("b", 1)];
     let here = ["a", "b"].into();
     let inputs = DecisionInput {
-        topology: &topology,
-        placer: &placer,
-        memory_nodes: &topology.memory_nodes(),
-        reserved: &reserved,
-        policy: &Policy::default(),
-        preferences: &CpuPreferences::default(),
-        devices: &BTreeMap::new(),
+        context: DecisionContext {
+            topology: &topology,
+            placer: &placer,
+            memory_nodes: &topology.memory_nodes(),
+            reserved: &reserved,
+            policy: &Policy::default(),
+            preferences: &CpuPreferences::default(),
+            devices: &BTreeMap::new(),
+            ids_settled: true,
+            suspended: None,
+            enforcement: Enforcement::Partition,
+        },
         moves: 0,
-        ids_settled: true,
         known: None,
-        suspended: None,
         pods: &recognized(pods),
         here: Some(&here),
     };

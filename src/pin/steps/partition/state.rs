@@ -307,7 +307,7 @@ fn partition_kind(
     let cpuset = &container.cgroup.cpuset;
     let is_isolated = cpuset.partition == Partition::Valid(PartitionKind::Isolated);
     // The preferences of an unknown pod are unknown, so its partition stays isolated.
-    let stays = is_isolated && pod.known.is_none();
+    let stays = is_isolated && !pod.is_known;
     let may_isolate = !plan.isolation_pending || is_isolated && target.is_subset(&cpuset.exclusive);
     if stays || plan.isolated && may_isolate {
         PartitionKind::Isolated

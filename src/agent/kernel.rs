@@ -1,0 +1,79 @@
+//! [`Kernel`]: the cgroups as turns read and write them.
+
+use super::node::AgentNode;
+use crate::cpu::CpuSet;
+use crate::host::cgroup::{Cpuset, PodCgroup, PodSurroundings};
+use crate::pin::cpu_isolation::CpuIsolator;
+use crate::pin::{self, AppliedStep, Step};
+
+/// The cgroups of a node. Implementations read and write, and decide nothing.
+pub trait Kernel {
+    /// The cgroups above and around the pods.
+    fn surroundings(&self) -> anyhow::Result<PodSurroundings>;
+    /// The path and the uid of each pod's cgroup.
+    fn pod_paths(&self) -> anyhow::Result<Vec<(String, String)>>;
+    /// A pod's cgroup; `None` if the cgroup is gone.
+    fn pod(&self, path: &str, uid: &str) -> anyhow::Result<Option<PodCgroup>>;
+    /// The path of a pod's cgroup, found by the pod's uid.
+    fn find_pod(&self, uid: &str) -> anyhow::Result<Option<String>>;
+    /// Online CPUs that no cgroup has. `live` are the CPUs of the known partitions.
+    fn lost_cpus(&self, live: &CpuSet) -> anyhow::Result<CpuSet>;
+    /// The CPUs of a cgroup.
+    fn cpuset(&self, path: &str) -> anyhow::Result<Cpuset>;
+    /// The effective CPUs of a cgroup; `None` if the cgroup is gone.
+    fn effective(&self, path: &str) -> anyhow::Result<Option<CpuSet>>;
+    /// The text of a cgroup's assignment record.
+    fn record_text(&self, path: &str) -> anyhow::Result<Option<String>>;
+    /// Whether a cgroup exists.
+    fn exists(&self, path: &str) -> bool;
+    /// The CPUs allowed for the kernel's work queues, if readable.
+    fn workqueue_cpus(&self) -> Option<CpuSet>;
+    /// Carries out steps in order, and stops before the first step for which `go_on` returns false.
+    fn apply(&self, steps: Vec<Step>, go_on: &mut dyn FnMut(&Step) -> bool) -> Vec<AppliedStep>;
+}
+
+impl Kernel for AgentNode {
+    fn surroundings(&self) -> anyhow::Result<PodSurroundings> {
+        Ok(self.cgroups.surroundings(&self.config.pod_cgroups)?)
+    }
+
+    fn pod_paths(&self) -> anyhow::Result<Vec<(String, String)>> {
+        self.pod_paths()
+    }
+
+    fn pod(&self, path: &str, uid: &str) -> anyhow::Result<Option<PodCgroup>> {
+        self.pod(path.to_owned(), uid.to_owned())
+    }
+
+    fn find_pod(&self, uid: &str) -> anyhow::Result<Option<String>> {
+        self.find_pod(uid)
+    }
+
+    fn lost_cpus(&self, live: &CpuSet) -> anyhow::Result<CpuSet> {
+        Ok(self.cgroups.lost_cpus(&self.topology.online, live)?)
+    }
+
+    fn cpuset(&self, path: &str) -> anyhow::Result<Cpuset> {
+        Ok(self.cgroups.cpuset(path)?)
+    }
+
+    fn effective(&self, path: &str) -> anyhow::Result<Option<CpuSet>> {
+        Ok(self.cgroups.effective(path)?)
+    }
+
+    fn record_text(&self, path: &str) -> anyhow::Result<Option<String>> {
+        Ok(self.cgroups.assignment_record(path)?)
+    }
+
+    fn exists(&self, path: &str) -> bool {
+        self.cgroups.exists(path)
+    }
+
+    fn workqueue_cpus(&self) -> Option<CpuSet> {
+        CpuIsolator::new(&self.config.root_dir).workqueues()
+    }
+
+    fn apply(&self, steps: Vec<Step>, go_on: &mut dyn FnMut(&Step) -> bool) -> Vec<AppliedStep> {
+        pin::apply_while(steps, &self.cgroups, go_on)
+    }
+}

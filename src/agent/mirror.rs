@@ -1,0 +1,444 @@
+//! [`Mirror`]: the pods' cgroups as last read, each once.
+//!
+//! A pod is *dirty* when it must be read again: its folder has changed, or Pinfold has written there. The timer makes all
+//! pods dirty, which begins a *sweep*. Written values change only where somebody writes, which inotify reports. Effective
+//! CPUs are different: a write to a partition, or to a cgroup above, silently changes those of other cgroups. After such a
+//! step the mirror reads the effective CPUs of all pods again.
+
+use std::collections::{BTreeSet, HashMap};
+use std::sync::Arc;
+use std::time::Instant;
+
+use super::kernel::Kernel;
+use super::pod_store::PodStore;
+use crate::host::cgroup::{PodCgroup, PodSurroundings, is_below, is_within};
+use crate::pin::{AppliedStep, AssignmentRecord, Observed, ObservedPod, Step};
+use crate::pod::RecognizedPod;
+
+/// What has changed in the watched trees, as the kernel reports it.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct CgroupChanges {
+    /// Cgroups in which a file was written, or a cgroup appeared or ended.
+    pub paths: BTreeSet<String>,
+    /// Whether any cgroup may have changed: the kernel's queue was full, or a part of the trees is not watched.
+    pub all: bool,
+}
+
+/// Whether a slice of reading has come to its end.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Reading {
+    Complete,
+    /// Dirty pods are left, because an urgent event waits.
+    Interrupted,
+}
+
+/// A pod's entry beside its cgroups.
+#[derive(Debug, Default)]
+struct MirrorEntry {
+    /// Since when the pod is to be read again.
+    dirty: Option<Instant>,
+    /// The description with which the cgroups were matched.
+    described: Option<Arc<RecognizedPod>>,
+}
+
+/// The pods' cgroups as last read.
+#[derive(Debug, Default)]
+pub(super) struct Mirror {
+    observed: Observed,
+    /// An entry for each pod in `observed`.
+    entries: Vec<MirrorEntry>,
+    /// Whether the list of pods is up to date.
+    is_listed: bool,
+    /// Whether all pods were read at least once.
+    is_complete: bool,
+    /// Whether a step may have changed effective CPUs anywhere.
+    is_effective_stale: bool,
+    /// Whether something that was read differs from what was there before, since the last [`Mirror::take_changed`].
+    has_changed: bool,
+}
+
+// === impl CgroupChanges ===
+
+impl CgroupChanges {
+    /// Adds later changes.
+    pub fn add(&mut self, later: Self) {
+        self.paths.extend(later.paths);
+        self.all |= later.all;
+    }
+}
+
+// === impl Mirror ===
+
+impl Mirror {
+    pub(super) fn observed(&self) -> &Observed {
+        &self.observed
+    }
+
+    pub(super) fn observed_mut(&mut self) -> &mut Observed {
+        &mut self.observed
+    }
+
+    /// Whether all pods were read at least once. Before then nothing is decided.
+    pub(super) fn is_complete(&self) -> bool {
+        self.is_complete
+    }
+
+    /// Whether something has changed since the last call.
+    pub(super) fn take_changed(&mut self) -> bool {
+        std::mem::take(&mut self.has_changed)
+    }
+
+    pub(super) fn pod(&self, uid: &str) -> Option<&ObservedPod> {
+        self.observed.pod(uid)
+    }
+
+    fn index(&self, uid: &str) -> Option<usize> {
+        let mut pods = self.observed.pods.iter();
+        pods.position(|pod| pod.cgroup.uid == uid)
+    }
+
+    /// Whether the mirror has the pod as it was after the last known change.
+    pub(super) fn is_clean(&self, uid: &str) -> bool {
+        let entry = self.index(uid).and_then(|index| self.entries.get(index));
+        entry.is_some_and(|entry| entry.dirty.is_none())
+    }
+
+    /// Makes all pods dirty: a sweep begins.
+    pub(super) fn sweep(&mut self, now: Instant) {
+        self.is_listed = false;
+        for entry in &mut self.entries {
+            entry.dirty.get_or_insert(now);
+        }
+    }
+
+    /// Makes the pod with the uid dirty.
+    pub(super) fn touch(&mut self, uid: &str, now: Instant) {
+        let index = self.index(uid);
+        if let Some(entry) = index.and_then(|index| self.entries.get_mut(index)) {
+            entry.dirty.get_or_insert(now);
+        }
+    }
+
+    /// Makes the pods dirty that have changed.
+    pub(super) fn note(&mut self, changes: &CgroupChanges, now: Instant) {
+        if changes.all {
+            return self.sweep(now);
+        }
+        for path in &changes.paths {
+            let mut is_in_pod = false;
+            for (pod, entry) in self.observed.pods.iter().zip(&mut self.entries) {
+                if is_within(path, &pod.cgroup.path) {
+                    is_in_pod = true;
+                    entry.dirty.get_or_insert(now);
+                }
+            }
+            // Outside the known pods, a pod may have come or gone.
+            self.is_listed &= is_in_pod;
+        }
+    }
+
+    /// Makes the pods dirty that a plan will write to. They may have been read a while ago.
+    pub(super) fn check<'a>(&mut self, steps: impl Iterator<Item = &'a Step>, now: Instant) {
+        for step in steps {
+            for (pod, entry) in self.observed.pods.iter().zip(&mut self.entries) {
+                if is_within(step.path(), &pod.cgroup.path) {
+                    entry.dirty.get_or_insert(now);
+                }
+            }
+        }
+    }
+
+    /// Makes the pods dirty that steps may have changed.
+    pub(super) fn note_steps<'a>(&mut self, steps: impl Iterator<Item = &'a Step>, now: Instant) {
+        for step in steps {
+            let path = step.path();
+            let changes_below = !matches!(step, Step::Exclusive { .. });
+            for (pod, entry) in self.observed.pods.iter().zip(&mut self.entries) {
+                let pod = &pod.cgroup.path;
+                if is_within(path, pod) || changes_below && is_below(pod, path) {
+                    entry.dirty.get_or_insert(now);
+                }
+            }
+            self.is_effective_stale |=
+                matches!(step, Step::Partition { .. } | Step::Exclusive { .. });
+        }
+    }
+
+    /// Reads the list of pods, if it may have changed, and then the dirty pods, the oldest first.
+    pub(super) fn read(
+        &mut self,
+        kernel: &impl Kernel,
+        store: &PodStore,
+        is_urgent: &mut dyn FnMut() -> bool,
+    ) -> anyhow::Result<Reading> {
+        if !self.is_listed {
+            self.list(kernel)?;
+        }
+        let dirty = self.entries.iter().enumerate();
+        let dirty = dirty.filter_map(|(index, entry)| Some((entry.dirty?, index)));
+        let mut dirty: Vec<(Instant, usize)> = dirty.collect();
+        dirty.sort_unstable();
+        for (_, index) in dirty {
+            if is_urgent() {
+                return Ok(Reading::Interrupted);
+            }
+            self.read_at(index, kernel, store)?;
+        }
+        self.drop_ended();
+        self.match_again(store);
+        self.is_complete = true;
+        Ok(Reading::Complete)
+    }
+
+    /// Reads which pods there are. New ones are dirty.
+    fn list(&mut self, kernel: &impl Kernel) -> anyhow::Result<()> {
+        let paths = kernel.pod_paths()?;
+        let pods = std::mem::take(&mut self.observed.pods);
+        let entries = std::mem::take(&mut self.entries);
+        let before = pods.len();
+        let mut known: HashMap<(String, String), (ObservedPod, MirrorEntry)> = pods
+            .into_iter()
+            .zip(entries)
+            .map(|(pod, entry)| {
+                let key = (pod.cgroup.path.clone(), pod.cgroup.uid.clone());
+                (key, (pod, entry))
+            })
+            .collect();
+        let mut stayed = 0;
+        for (path, uid) in paths {
+            let key = (path, uid);
+            let (pod, entry) = match known.remove(&key) {
+                Some(known) => {
+                    stayed += 1;
+                    known
+                }
+                None => new_entry(key.0, key.1),
+            };
+            self.observed.pods.push(pod);
+            self.entries.push(entry);
+        }
+        self.has_changed |= stayed != before || stayed != self.entries.len();
+        self.is_listed = true;
+        Ok(())
+    }
+
+    /// Reads a pod. A pod that is gone keeps its place until [`Mirror::drop_ended`], with an empty path.
+    fn read_at(
+        &mut self,
+        index: usize,
+        kernel: &impl Kernel,
+        store: &PodStore,
+    ) -> anyhow::Result<()> {
+        let (Some(pod), Some(entry)) = (
+            self.observed.pods.get_mut(index),
+            self.entries.get_mut(index),
+        ) else {
+            return Ok(());
+        };
+        let Some(now) = kernel.pod(&pod.cgroup.path, &pod.cgroup.uid)? else {
+            self.has_changed = true;
+            *pod = ObservedPod::default();
+            *entry = MirrorEntry::default();
+            return Ok(());
+        };
+        entry.dirty = None;
+        let described = store.pod(&now.uid);
+        let is_matched = is_same_description(entry.described.as_ref(), described.as_ref());
+        if is_matched && is_as_read(pod, &now) {
+            return Ok(());
+        }
+        self.has_changed = true;
+        *pod = ObservedPod::new(now, described.as_deref());
+        entry.described = described;
+        Ok(())
+    }
+
+    fn drop_ended(&mut self) {
+        let ended = |pod: &ObservedPod| pod.cgroup.path.is_empty();
+        let mut there = self.observed.pods.iter().map(|pod| !ended(pod));
+        self.entries.retain(|_| there.next().unwrap_or_default());
+        self.observed.pods.retain(|pod| !ended(pod));
+    }
+
+    /// Matches the pods again whose description has changed.
+    pub(super) fn match_again(&mut self, store: &PodStore) {
+        for (pod, entry) in self.observed.pods.iter_mut().zip(&mut self.entries) {
+            let described = store.pod(&pod.cgroup.uid);
+            if !is_same_description(entry.described.as_ref(), described.as_ref()) {
+                let cgroup = std::mem::take(pod).into_cgroup();
+                *pod = ObservedPod::new(cgroup, described.as_deref());
+                entry.described = described;
+                self.has_changed = true;
+            }
+        }
+    }
+
+    /// Reads a single pod now. A pod outside the mirror is searched in the pods' trees. Returns false if it has no cgroup.
+    pub(super) fn read_pod(
+        &mut self,
+        uid: &str,
+        kernel: &impl Kernel,
+        store: &PodStore,
+    ) -> anyhow::Result<bool> {
+        let index = match self.index(uid) {
+            Some(index) => index,
+            None => {
+                let Some(path) = kernel.find_pod(uid)? else {
+                    return Ok(false);
+                };
+                let (pod, entry) = new_entry(path, uid.to_owned());
+                self.observed.pods.push(pod);
+                self.entries.push(entry);
+                self.has_changed = true;
+                self.entries.len() - 1
+            }
+        };
+        self.read_at(index, kernel, store)?;
+        self.drop_ended();
+        Ok(self.index(uid).is_some())
+    }
+
+    /// Reads the cgroups above and around the pods.
+    pub(super) fn read_surroundings(&mut self, kernel: &impl Kernel) -> anyhow::Result<()> {
+        self.take_surroundings(kernel.surroundings()?);
+        Ok(())
+    }
+
+    /// A change above the pods may have changed the effective CPUs below.
+    fn take_surroundings(&mut self, now: PodSurroundings) {
+        let is_changed = self.observed.surroundings != now;
+        self.has_changed |= is_changed;
+        self.is_effective_stale |= is_changed;
+        self.observed.surroundings = now;
+    }
+
+    /// Reads the effective CPUs of all pods again, if a step may have changed them.
+    pub(super) fn read_effective(
+        &mut self,
+        kernel: &impl Kernel,
+        is_urgent: &mut dyn FnMut() -> bool,
+    ) -> anyhow::Result<Reading> {
+        if !self.is_effective_stale {
+            return Ok(Reading::Complete);
+        }
+        for pod in &mut self.observed.pods {
+            if is_urgent() {
+                return Ok(Reading::Interrupted);
+            }
+            let containers = pod.containers.iter_mut();
+            let containers = containers.map(|one| (&one.cgroup.path, &mut one.cgroup.cpuset));
+            let own = (&pod.cgroup.path, &mut pod.cgroup.cpuset);
+            for (path, cpuset) in containers.chain([own]) {
+                // A cgroup that has ended is reported by its folder.
+                if let Some(now) = kernel.effective(path)?
+                    && now != cpuset.effective
+                {
+                    self.has_changed = true;
+                    cpuset.effective = now;
+                }
+            }
+        }
+        self.is_effective_stale = false;
+        Ok(Reading::Complete)
+    }
+
+    /// Takes the pod's record that a step has written.
+    pub(super) fn note_record(&mut self, uid: &str, record: &AssignmentRecord) {
+        let index = self.index(uid);
+        if let Some(pod) = index.and_then(|index| self.observed.pods.get_mut(index)) {
+            pod.cgroup.record_text = Some(record.text());
+            pod.record = Some(record.clone());
+        }
+    }
+
+    /// Reads the pods again that have a record written by one of the steps: the ledger must know of them before the next
+    /// decision.
+    pub(super) fn read_recorded(
+        &mut self,
+        applied: &[AppliedStep],
+        kernel: &impl Kernel,
+        store: &PodStore,
+    ) -> anyhow::Result<()> {
+        let records = applied.iter().map(|done| &done.step);
+        let records = records.filter(|step| matches!(step, Step::Record { .. }));
+        let paths: Vec<&str> = records.map(Step::path).collect();
+        for index in 0..self.entries.len() {
+            let pod = self.observed.pods.get(index);
+            let is_in = |pod: &ObservedPod| {
+                let mut paths = paths.iter();
+                paths.any(|path| is_within(path, &pod.cgroup.path))
+            };
+            if pod.is_some_and(is_in) {
+                self.read_at(index, kernel, store)?;
+            }
+        }
+        self.drop_ended();
+        Ok(())
+    }
+
+    /// Forgets the pods whose cgroups were removed.
+    pub(super) fn forget(&mut self, is_gone: impl Fn(&ObservedPod) -> bool) {
+        for (pod, entry) in self.observed.pods.iter_mut().zip(&mut self.entries) {
+            if is_gone(pod) {
+                (*pod, *entry) = Default::default();
+                self.has_changed = true;
+            }
+        }
+        self.drop_ended();
+    }
+}
+
+/// A pod that is to be read for the first time.
+fn new_entry(path: String, uid: String) -> (ObservedPod, MirrorEntry) {
+    let cgroup = PodCgroup {
+        path,
+        uid,
+        ..PodCgroup::default()
+    };
+    let pod = ObservedPod {
+        cgroup,
+        ..ObservedPod::default()
+    };
+    let entry = MirrorEntry {
+        dirty: Some(Instant::now()),
+        described: None,
+    };
+    (pod, entry)
+}
+
+fn is_same_description(
+    one: Option<&Arc<RecognizedPod>>,
+    other: Option<&Arc<RecognizedPod>>,
+) -> bool {
+    match (one, other) {
+        (Some(one), Some(other)) => Arc::ptr_eq(one, other),
+        (None, None) => true,
+        _ => false,
+    }
+}
+
+/// Whether a pod's cgroups are as they were when they were read before.
+fn is_as_read(pod: &ObservedPod, now: &PodCgroup) -> bool {
+    let PodCgroup {
+        path,
+        uid,
+        cpuset,
+        quota,
+        record_text,
+        containers,
+    } = now;
+    let before = &pod.cgroup;
+    (path, uid, cpuset, quota, record_text)
+        == (
+            &before.path,
+            &before.uid,
+            &before.cpuset,
+            &before.quota,
+            &before.record_text,
+        )
+        && pod
+            .containers
+            .iter()
+            .map(|container| &container.cgroup)
+            .eq(containers)
+}

@@ -1,0 +1,155 @@
+//! [`admit`]: the turn that answers one CreateContainer.
+
+use std::sync::Arc;
+
+use super::{
+    NeedsAllPods, TurnContext, TurnResult, decision, keep_assignment, lacks, may_free_cpus,
+};
+use crate::agent::kernel::Kernel;
+use crate::agent::world::World;
+use crate::host::cgroup::PodCgroup;
+use crate::pin::decide::Decisions;
+use crate::pin::{self, Enforcement, Step};
+use crate::pod::{self, ContainerKind, PodList, RecognizedPod};
+
+/// Decides about the container of a CreateContainer request, and writes the pod's assignment record. Neither the container's
+/// cgroup nor its program exists so far, so nothing else is written.
+///
+/// # Errors
+/// The pod is unknown, CPUs lack that other pods may free, or a running container would move to make room.
+pub fn admit(
+    world: &mut World,
+    kernel: &impl Kernel,
+    context: &TurnContext<'_>,
+    (uid, container): (&str, &str),
+) -> Result<TurnResult, NeedsAllPods> {
+    let pod = world.pods().pod(uid).ok_or(NeedsAllPods)?;
+    if !world.mirror.is_complete() {
+        return Err(NeedsAllPods);
+    }
+    world.heartbeat.begin("read the pod's cgroup");
+    let enforcement = context.node.enforcement;
+    if !is_current(world, kernel, context, &pod, container) {
+        // A new pod may have no cgroup yet.
+        world.read_pod(uid, kernel).map_err(|_| NeedsAllPods)?;
+    }
+    world.heartbeat.begin("decide what the container gets");
+    let moves = world.moves_left(enforcement, context.moves_per_hour);
+    // A move needs the descriptions of all pods.
+    let pods = if moves > 0 {
+        world.pods_list()
+    } else {
+        PodList::from([pod])
+    };
+    let mut decisions = world.decide(context.node, &pods, &world.ledger, moves);
+    let is_lacking =
+        |decisions: &Decisions| decision(&pods, uid, container, decisions).is_some_and(lacks);
+    // Owners of CPUs may have ended since they were read.
+    if is_lacking(&decisions) && world.forget_ended_owners(kernel) {
+        decisions = world.decide(context.node, &pods, &world.ledger, moves);
+    }
+    if is_lacking(&decisions) && may_free_cpus(world, kernel, context)
+        || !decisions.moves.is_empty()
+    {
+        return Err(NeedsAllPods);
+    }
+    let mut errors = Vec::new();
+    let gets = decision(&pods, uid, container, &decisions);
+    if gets.is_some_and(|decision| decision.cpus.is_some()) && enforcement != Enforcement::Observe {
+        errors = record(world, kernel, context, uid, &decisions)?;
+    }
+    keep_assignment(world, uid, &pods, &decisions);
+    let observed = world.mirror.observed();
+    world.note_refusals(&pods, observed, &mut decisions);
+    Ok(TurnResult {
+        pods,
+        before: None,
+        decisions,
+        drift: Vec::new(),
+        lost: world.ledger.lost.clone(),
+        errors,
+    })
+}
+
+/// Whether the mirror has the pod as the answer needs it. A recreated cgroup has a different record, or none. With enforcement
+/// `cpuset`, the pod's CPUs must be unchanged, too, because the record keeps the earlier CPUs. Only the kernel knows which
+/// partitions of the pod still exist that the answer must leave alone.
+fn is_current(
+    world: &World,
+    kernel: &impl Kernel,
+    context: &TurnContext<'_>,
+    pod: &Arc<RecognizedPod>,
+    container: &str,
+) -> bool {
+    let uid = pod.cgroup_uid().unwrap_or_default();
+    let Some(cgroups) = world.mirror.pod(uid).filter(|_| world.mirror.is_clean(uid)) else {
+        return false;
+    };
+    let mut containers = pod.containers.iter();
+    let owns = |one| pod::entitlement(pod, one, context.node.policy).cpus() > 0;
+    if !containers.any(owns) {
+        return true;
+    }
+    let is_init = pod
+        .container(container)
+        .is_some_and(|container| container.kind == ContainerKind::Init);
+    if is_init || !cgroups.partitions_of_others(container).is_empty() {
+        return false;
+    }
+    let PodCgroup {
+        path,
+        cpuset,
+        record_text,
+        ..
+    } = &cgroups.cgroup;
+    let has_same_cpus = || {
+        let now = kernel.cpuset(path);
+        now.is_ok_and(|now| now.cpus == cpuset.cpus)
+    };
+    let text = kernel.record_text(path);
+    text.is_ok_and(|text| text == *record_text)
+        && (context.node.enforcement != Enforcement::Cpuset || has_same_cpus())
+}
+
+/// Writes the pod's assignment record, and compares it with the wanted one. Returns the errors of the step.
+fn record(
+    world: &mut World,
+    kernel: &impl Kernel,
+    context: &TurnContext<'_>,
+    uid: &str,
+    decisions: &Decisions,
+) -> Result<Vec<String>, NeedsAllPods> {
+    let (desired, enforcement) = (&decisions.desired, context.node.enforcement);
+    let wanted = desired.assignment(uid);
+    let observed = world.mirror.observed().only(uid).ok_or(NeedsAllPods)?;
+    let pod = &observed.pods.first().ok_or(NeedsAllPods)?.cgroup;
+    // The runtime can't give a container CPUs outside the pod's set.
+    let pod_cpus = &pod.cpuset.cpus;
+    if enforcement == Enforcement::Cpuset
+        && !pod_cpus.is_empty()
+        && !wanted.cpus().is_subset(pod_cpus)
+    {
+        return Err(NeedsAllPods);
+    }
+    let mut steps = pin::plan(&observed, &world.ledger, desired, enforcement);
+    steps
+        .retain(|step| matches!(step, Step::Record { path, record: Some(_) } if *path == pod.path));
+    world.heartbeat.begin("write the pod's assignment record");
+    let applied = kernel.apply(steps, &mut |_| true);
+    let errors = world.account(&applied);
+    for done in applied.iter().filter(|done| done.error().is_none()) {
+        if let Step::Record {
+            record: Some(record),
+            ..
+        } = &done.step
+        {
+            world.mirror.note_record(uid, record);
+        }
+    }
+    world.renew_ledger(world.ledger.lost.clone());
+    let record = world.mirror.pod(uid).and_then(|pod| pod.record.as_ref());
+    if record.map(|record| &record.assignment) != Some(&wanted) {
+        return Err(NeedsAllPods);
+    }
+    Ok(errors)
+}

@@ -1,0 +1,226 @@
+//! [`reconcile`]: the turn about all pods.
+
+use std::time::Instant;
+
+use super::{TurnContext, TurnResult, keep_assignment, note_moves};
+use crate::agent::kernel::Kernel;
+use crate::agent::mirror::Reading;
+use crate::agent::world::World;
+use crate::pin::decide::Decisions;
+use crate::pin::{self, AppliedStep, Drift, Reason, Step};
+use crate::pod::PodList;
+
+/// How a turn about all pods ended.
+#[derive(Debug)]
+pub enum TurnEnd {
+    /// The turn has run to its end. [`TurnResult::errors`] names the failed steps.
+    Done(Box<TurnResult>),
+    /// Everything reads as before, and nothing asks for a decision.
+    Unchanged,
+    /// An urgent event waits. What is done is safe, and a later turn does the rest.
+    Interrupted,
+    /// The cgroups could not be read.
+    Failed(anyhow::Error),
+}
+
+/// Why a turn ends before its last stage.
+enum EarlyEnd {
+    Unchanged,
+    Interrupted,
+    Failed(anyhow::Error),
+}
+
+/// What a turn has decided about all pods.
+struct Planned {
+    pods: PodList,
+    drift: Vec<Drift>,
+    decisions: Decisions,
+    steps: Vec<Step>,
+}
+
+// === impl EarlyEnd ===
+
+impl From<anyhow::Error> for EarlyEnd {
+    fn from(error: anyhow::Error) -> Self {
+        Self::Failed(error)
+    }
+}
+
+/// Reads what may have changed, decides about all pods, and carries the plan out. Between two units of work the turn ends if
+/// `is_urgent` returns true: a runtime request waits.
+pub fn reconcile(
+    world: &mut World,
+    kernel: &impl Kernel,
+    context: &TurnContext<'_>,
+    is_urgent: &mut dyn FnMut() -> bool,
+) -> TurnEnd {
+    match run(world, kernel, context, is_urgent) {
+        Ok(result) => TurnEnd::Done(Box::new(result)),
+        Err(EarlyEnd::Unchanged) => TurnEnd::Unchanged,
+        Err(EarlyEnd::Interrupted) => {
+            world.decide_again();
+            TurnEnd::Interrupted
+        }
+        Err(EarlyEnd::Failed(error)) => {
+            world.sweep();
+            TurnEnd::Failed(error)
+        }
+    }
+}
+
+/// A turn about all pods for a runtime request that one pod could not satisfy. It reads every pod again. For CreateContainer,
+/// `creates` is the uid of the container's pod, whose assignments are kept until the cgroup exists.
+pub fn reconcile_for(
+    world: &mut World,
+    kernel: &impl Kernel,
+    context: &TurnContext<'_>,
+    creates: Option<&str>,
+) -> TurnEnd {
+    world.sweep();
+    let end = reconcile(world, kernel, context, &mut || false);
+    if let (TurnEnd::Done(result), Some(uid)) = (&end, creates) {
+        keep_assignment(world, uid, &result.pods, &result.decisions);
+    }
+    end
+}
+
+fn run(
+    world: &mut World,
+    kernel: &impl Kernel,
+    context: &TurnContext<'_>,
+    is_urgent: &mut dyn FnMut() -> bool,
+) -> Result<TurnResult, EarlyEnd> {
+    let mut errors = Vec::new();
+    observe(world, kernel, is_urgent, &mut errors)?;
+    if !world.must_decide() {
+        return Err(EarlyEnd::Unchanged);
+    }
+    world.choose_reserved(&context.node);
+    let mut planned = plan(world, kernel, context);
+    if !planned.steps.is_empty() {
+        if planned.decisions.moves.is_empty() {
+            world.mirror.check(planned.steps.iter(), Instant::now());
+        } else {
+            // A running container moves only after a look at every pod.
+            world.sweep();
+        }
+        observe(world, kernel, is_urgent, &mut errors)?;
+        if world.took_changes() {
+            planned = plan(world, kernel, context);
+        }
+    }
+    let Planned {
+        pods,
+        drift,
+        mut decisions,
+        steps,
+    } = planned;
+    let lost = world.ledger.lost.clone();
+    note_moves(world, &decisions);
+    world.note_drift(&drift);
+    let before = world.before(&steps);
+    let count = steps.len();
+    // Drift and moves are counted once, so a turn that repairs one or makes the other runs to its end.
+    let may_end = drift.is_empty() && decisions.moves.is_empty() && !world.is_first;
+    let mut is_urgent = || may_end && is_urgent();
+    let owned = world.ledger.exclusive();
+    let applied = apply(world, kernel, steps, &mut is_urgent);
+    errors.extend(world.account(&applied));
+    if !applied.is_empty() {
+        world
+            .heartbeat
+            .begin("read again the cgroups that were written");
+        let steps = applied.iter().map(|done| &done.step);
+        world.mirror.note_steps(steps, Instant::now());
+        let verified =
+            applied.len() == count && observe(world, kernel, &mut is_urgent, &mut errors).is_ok();
+        if !verified {
+            // Some records are written, and the sets of their containers are not.
+            world.read_recorded(&applied, kernel)?;
+            let recent = world.recently_assigned.union(&owned);
+            world.recently_assigned = recent.union(&world.ledger.exclusive());
+            return Err(EarlyEnd::Interrupted);
+        }
+        // Repaired drift that returns in a later turn counts as new drift.
+        world.drift = world.find_drift(context.node.topology, context.node.enforcement);
+    }
+    world.forget_ended_unrecorded();
+    let given_up = owned.difference(&decisions.desired.exclusive());
+    let now = Instant::now();
+    world.release_backoff.note(given_up, now, context.interval);
+    world.forget_log_lines(&errors, now);
+    world.note_refusals(&pods, world.observed(), &mut decisions);
+    Ok(TurnResult {
+        pods,
+        before,
+        decisions,
+        drift,
+        lost,
+        errors,
+    })
+}
+
+/// Reads the dirty pods and what is around them, until the mirror shows the node as it is.
+fn observe(
+    world: &mut World,
+    kernel: &impl Kernel,
+    is_urgent: &mut dyn FnMut() -> bool,
+    errors: &mut Vec<String>,
+) -> Result<(), EarlyEnd> {
+    world.heartbeat.begin("read the pods' cgroups");
+    if world.read_dirty(kernel, is_urgent)? == Reading::Interrupted {
+        return Err(EarlyEnd::Interrupted);
+    }
+    errors.extend(world.note_offline_cpus(kernel)?);
+    Ok(())
+}
+
+/// Compares the mirror with the ledger, decides, and plans the steps.
+fn plan(world: &mut World, kernel: &impl Kernel, context: &TurnContext<'_>) -> Planned {
+    let (node, enforcement) = (context.node, context.node.enforcement);
+    world.heartbeat.begin("decide what each container gets");
+    let drift = world.find_drift(node.topology, enforcement);
+    let moves = world.moves_left(enforcement, context.moves_per_hour);
+    let pods = world.pods_list();
+    let mut decisions = world.decide(node, &pods, &world.ledger, moves);
+    world.gate_isolated_partitions(&mut decisions, (kernel, enforcement), None);
+    let desired = &decisions.desired;
+    let steps = pin::plan(world.observed(), &world.ledger, desired, enforcement);
+    Planned {
+        pods,
+        drift,
+        decisions,
+        steps,
+    }
+}
+
+/// Carries the steps out. The steps before the first one that must stay with its neighbours are units of their own, and all
+/// steps from there on are one unit.
+fn apply(
+    world: &World,
+    kernel: &impl Kernel,
+    steps: Vec<Step>,
+    is_urgent: &mut dyn FnMut() -> bool,
+) -> Vec<AppliedStep> {
+    let single = steps.iter().take_while(|step| is_unit(step)).count();
+    let mut number = 0;
+    kernel.apply(steps, &mut |next| {
+        world.heartbeat.begin(next.to_string());
+        let goes_on = number > single || !is_urgent();
+        number += 1;
+        goes_on
+    })
+}
+
+/// Whether a step is a unit of its own: the state after it is safe, and the next turn plans the rest anew. After any other
+/// step, for example on a partition, only a complete turn notes when an owner's CPUs came into force.
+fn is_unit(step: &Step) -> bool {
+    matches!(
+        step,
+        Step::Record { .. }
+            | Step::Cpus {
+                reason: Reason::Pod | Reason::Narrow | Reason::Share | Reason::Return,
+                ..
+            }
+    )
+}
