@@ -3,6 +3,7 @@
 //! Each source sends changes of single pods. A change leads to the pods with the same uid only: these are put together anew, and
 //! their texts are read anew. All other pods stay the same values in memory.
 
+use std::cell::OnceCell;
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::sync::Arc;
 
@@ -22,8 +23,8 @@ pub struct PodStore {
     runtime: BTreeMap<String, RuntimePod>,
     /// The pods as decisions see them: each uid once.
     known: BTreeMap<PodKey, Arc<RecognizedPod>>,
-    /// The values of `known`; `None` after a change.
-    list: Option<PodList>,
+    /// The values of `known`; empty after a change.
+    list: OnceCell<PodList>,
     index: PodIndex,
     errors: BTreeMap<PodSource, Vec<String>>,
     /// The source of container ids for the folder's pods.
@@ -164,7 +165,7 @@ impl PodStore {
         }
         if pod.is_none() {
             self.known.remove(&key);
-            self.list = None;
+            self.list.take();
         }
         if let Some(before) = &before {
             self.index.remove(&key, before);
@@ -376,7 +377,7 @@ impl PodStore {
                 self.known.remove(&duplicate);
             }
         }
-        self.list = None;
+        self.list.take();
     }
 
     /// Puts the pod with the key together from its description and the runtime's. Its texts are read only if it has changed.
@@ -417,9 +418,9 @@ impl PodStore {
     /// All pods, each uid once: first the API's pods, then the folder's and the runtime's. Container ids and environments come
     /// from the runtime if the runtime has the pod.
     #[doc(hidden)]
-    pub fn known(&mut self) -> PodList {
-        let known = self.known.values().cloned();
-        Arc::clone(self.list.get_or_insert_with(|| known.collect()))
+    pub fn known(&self) -> PodList {
+        let known = || self.known.values().cloned().collect();
+        Arc::clone(self.list.get_or_init(known))
     }
 
     /// The pod with the given uid.

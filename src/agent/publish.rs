@@ -92,7 +92,7 @@ impl Reconciler {
             return Vec::new();
         }
         self.unguarded.problems(&Starts {
-            result,
+            before: result.before.as_ref(),
             observed: self.world.observed(),
             states,
             history: &self.history,

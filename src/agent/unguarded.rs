@@ -9,7 +9,6 @@ use std::time::{Duration, Instant};
 
 use super::gate;
 use super::history::{History, own_in_force};
-use super::turn::TurnResult;
 use crate::cpu::CpuSet;
 use crate::metrics::AgentMetrics;
 use crate::pin::snapshot::ContainerState;
@@ -33,7 +32,8 @@ pub(super) struct UnguardedStarts {
 /// What a node pass knows about its containers.
 #[derive(Clone, Copy)]
 pub(super) struct Starts<'a> {
-    pub(super) result: &'a TurnResult,
+    /// The cgroups before the turn's first step; `None` without steps.
+    pub(super) before: Option<&'a Observed>,
     pub(super) observed: &'a Observed,
     pub(super) states: &'a [ContainerState],
     pub(super) history: &'a History,
@@ -139,7 +139,7 @@ impl UnguardedStarts {
     /// Counts containers that started against an assignment, and returns the problems, as sentences.
     pub(super) fn problems(&mut self, starts: &Starts<'_>) -> Vec<String> {
         let Starts {
-            result,
+            before,
             observed,
             states,
             history,
@@ -155,7 +155,7 @@ impl UnguardedStarts {
             .collect();
         self.counted
             .retain(|(path, _)| there.contains(path.as_str()));
-        if let (Enforcement::Cpuset, Some(before)) = (enforcement, &result.before) {
+        if let (Enforcement::Cpuset, Some(before)) = (enforcement, before) {
             self.note_candidates(before, has_begun);
             self.candidates.retain(|path, _| !unrecorded.contains(path));
         }
@@ -189,7 +189,6 @@ impl UnguardedStarts {
 #[cfg(test)]
 #[allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 mod tests {
-    use std::sync::Arc;
 
     use super::*;
     use crate::host::cgroup::{ContainerCgroup, PodCgroup};
@@ -233,7 +232,7 @@ mod tests {
     }
 
     /// A pass that has found a container without a record on the CPUs of an owner, and the states of the containers.
-    fn found() -> (TurnResult, Vec<ContainerState>) {
+    fn found() -> (Observed, Vec<ContainerState>) {
         let mut record = AssignmentRecord::new(EarlierSettings::default());
         let assigned = &mut record.assignment.containers;
         assigned.insert("main".to_owned(), set("2-3"));
@@ -242,7 +241,7 @@ mod tests {
             pods: vec![cgroup("owner", Some(&record)), cgroup("late", None)],
             ..Scan::default()
         };
-        let (observed, ledger) = Observed::new(scan, &pods);
+        let (observed, _) = Observed::new(scan, &pods);
         let shared = pods.iter().zip(0..);
         let decisions = Decisions {
             containers: shared
@@ -255,29 +254,19 @@ mod tests {
             let (policy, threads) = (Policy::default(), ThreadPolicy::default());
             pod::thread_environment(pod, index, &policy, &threads, None)
         });
-        let result = TurnResult {
-            pods: Arc::clone(&pods),
-            before: Some(observed.clone()),
-            observed,
-            ledger,
-            decisions,
-            drift: Vec::new(),
-            lost: CpuSet::new(),
-            errors: Vec::new(),
-            may_yield: false,
-        };
-        (result, states)
+        (observed, states)
     }
 
     /// A container whose record the agent failed to write is on the CPUs of others because of this failure, which `/status`
     /// reports.
     #[test]
     fn a_cgroup_that_could_not_be_recorded_is_no_unguarded_start() {
-        let (result, states) = found();
+        let (observed, states) = found();
         for (failed, counted) in [(&[][..], 1), (&["late/main"][..], 0)] {
             let metrics = AgentMetrics::new().unwrap();
             let starts = Starts {
-                result: &result,
+                before: Some(&observed),
+                observed: &observed,
                 states: &states,
                 history: &History::default(),
                 enforcement: Enforcement::Cpuset,

@@ -11,16 +11,15 @@ use super::kernel::Kernel;
 use super::log_filter::LogFilter;
 pub use super::mirror::CgroupChanges;
 use super::mirror::{Mirror, Reading};
-use super::pending::PendingAssignments;
+pub use super::pending::PendingAssignments;
 pub use super::pod_store::PodStore;
 use super::release_backoff::ReleaseBackoff;
 use crate::cpu::{CpuSet, Topology};
-use crate::host::cgroup::{PodSurroundings, is_within};
 use crate::metrics::AgentMetrics;
 use crate::pin::decide::{DecisionContext, DecisionInput, Decisions, RefusalSource, decide};
 use crate::pin::{
-    self, AppliedStep, Drift, DriftInput, Enforcement, Ledger, Observed, ObservedPod, Reason,
-    SeenSets, Step, StepOutcome,
+    self, AppliedStep, Drift, DriftInput, Enforcement, Ledger, Observed, Reason, SeenSets, Step,
+    StepOutcome,
 };
 use crate::pod::{ApiUid, PodList, RecognizedPod};
 
@@ -105,6 +104,12 @@ impl World {
         self.mirror.observed()
     }
 
+    /// CPUs chosen for containers without a cgroup or a record.
+    #[doc(hidden)]
+    pub fn pending(&self) -> &PendingAssignments {
+        &self.pending
+    }
+
     /// The owners of CPUs.
     pub fn ledger(&self) -> &Ledger {
         &self.ledger
@@ -152,7 +157,7 @@ impl World {
     }
 
     /// Makes the next turn decide even if all cgroups read as before.
-    pub(super) fn decide_again(&mut self) {
+    pub fn decide_again(&mut self) {
         self.must_decide = true;
     }
 
@@ -168,7 +173,7 @@ impl World {
     }
 
     /// Notes the end of a turn of all pods. What the turn itself has changed leads to one more decision.
-    pub(super) fn turn_completed(&mut self) {
+    pub fn turn_completed(&mut self) {
         self.must_decide = self.mirror.take_changed();
         self.recently_assigned = CpuSet::new();
         self.is_first = false;
@@ -299,27 +304,8 @@ impl World {
     }
 
     /// The pods as decisions see them.
-    pub(super) fn pods_list(&mut self) -> PodList {
+    pub(super) fn pods_list(&self) -> PodList {
         self.pods.known()
-    }
-
-    /// The pods that steps write to, as they are before; all pods in an agent's first turn. `None` without steps.
-    pub(super) fn before(&self, steps: &[Step]) -> Option<Observed> {
-        let observed = self.mirror.observed();
-        if steps.is_empty() {
-            return None;
-        }
-        if self.is_first {
-            return Some(observed.clone());
-        }
-        let is_written = |pod: &&ObservedPod| {
-            let mut steps = steps.iter();
-            steps.any(|step| is_within(step.path(), &pod.cgroup.path))
-        };
-        Some(Observed {
-            pods: observed.pods.iter().filter(is_written).cloned().collect(),
-            surroundings: PodSurroundings::default(),
-        })
     }
 
     /// Forgets the log lines about errors that have ended.

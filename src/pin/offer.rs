@@ -121,7 +121,7 @@ mod tests {
     use crate::host::cgroup::{
         AncestorCgroup, ContainerCgroup, Partition, PartitionKind, PodCgroup, PodSurroundings,
     };
-    use crate::pin::{AssignmentRecord, EarlierSettings};
+    use crate::pin::{AssignmentRecord, EarlierSettings, Scan};
 
     fn set(list: &str) -> CpuSet {
         list.parse().unwrap()

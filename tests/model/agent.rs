@@ -6,12 +6,12 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::rc::Rc;
 use std::sync::Arc;
 
-use pinfold::agent::pass_state::PodStore;
+use pinfold::agent::world::{PendingAssignments, PodStore};
 use pinfold::agent::{PodKey, PodSource, PodsChange, PodsUpdate};
 use pinfold::cpu::TopologyFacts;
 use pinfold::cpu::{CpuSet, Numbering, Placer, Shape as Machine, Topology};
 use pinfold::host::cgroup::{PartitionKind as Made, PodCgroup};
-use pinfold::pin::decide::{DecisionInput, Decisions, decide};
+use pinfold::pin::decide::{DecisionContext, DecisionInput, Decisions, decide};
 use pinfold::pin::{AssignmentRecord, Enforcement, Ledger, Observed, Reason, Step, plan};
 use pinfold::pod::{
     Container, ContainerIds, ContainerKind, CpuPreferences, Pod, PodList, Policy, Resources,
@@ -303,16 +303,21 @@ impl Setup {
 
     /// The plan of an agent that starts now, with the pods of the API.
     pub(crate) fn plan(&self, world: &World) -> Planned {
-        self.plan_with(world, &mut self.store(world))
+        self.plan_with(world, &self.store(world), &PendingAssignments::default())
     }
 
     /// The plan of a node pass with the given pods, composed of the parts that a pass uses.
-    pub(crate) fn plan_with(&self, world: &World, store: &mut PodStore) -> Planned {
+    pub(crate) fn plan_with(
+        &self,
+        world: &World,
+        store: &PodStore,
+        pending: &PendingAssignments,
+    ) -> Planned {
         let pods = store.known();
         let (observed, mut ledger) = Observed::new(world.kernel.scan(), &pods);
-        store.enter_pending(&mut ledger);
+        pending.enter(&mut ledger);
         let machine = self.machine(world.kernel.online);
-        let here = store.here(&observed, &pods);
+        let here = store.here(&observed, pending, &pods);
         let known = store.known_pods(&observed, &pods);
         let inputs = DecisionInput {
             context: DecisionContext {

@@ -10,6 +10,7 @@
 use std::fmt;
 use std::sync::{Arc, LazyLock};
 
+use pinfold::agent::world::CgroupChanges;
 use pinfold::cpu::CpuSet;
 use pinfold::host::cgroup::PartitionKind as Made;
 use pinfold::host::cgroup::{
@@ -218,6 +219,32 @@ impl Kernel {
         };
         kernel.make(TREE);
         kernel
+    }
+
+    /// The cgroups that watches of the pods' tree report as changed since `before`. They see written files and new or removed
+    /// cgroups. They see no record, which is an attribute, unless the cgroup is another one.
+    pub(crate) fn changed_since(&self, before: &Self) -> CgroupChanges {
+        let mut changes = CgroupChanges {
+            all: self.online != before.online,
+            ..CgroupChanges::default()
+        };
+        let files = |node: &Node| (node.cpus, node.exclusive, node.state, node.limited);
+        for (index, pair) in self.nodes.iter().zip(&before.nodes).enumerate() {
+            let path = path(index);
+            match pair {
+                (None, None) => {}
+                (Some(now), Some(then))
+                    if files(now) == files(then) && now.mark.is_some() >= then.mark.is_some() => {}
+                (Some(_), Some(_)) => {
+                    changes.paths.insert(path.to_owned());
+                }
+                _ => {
+                    let above = path.rsplit_once('/').map_or("", |(above, _)| above);
+                    changes.paths.insert(above.to_owned());
+                }
+            }
+        }
+        changes
     }
 
     pub(crate) fn get(&self, node: usize) -> Option<&Node> {

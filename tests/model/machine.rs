@@ -3,8 +3,7 @@
 use std::collections::BTreeSet;
 use std::fmt;
 
-use pinfold::agent::pass_model::PassScope;
-use pinfold::agent::pass_state::PodStore;
+use pinfold::agent::world::{PendingAssignments, PodStore};
 use pinfold::cpu::CpuSet;
 use pinfold::pin::{
     Drift, DriftCause, DriftInput, ObservedContainer, PodAssignment, Reason, Step, drift,
@@ -16,7 +15,7 @@ use super::events::Event;
 use super::kernel::{
     Cpus, Node, Refused, STRANGER, State, TREE, bits, is_leaf, node_of, path, pod_node, set,
 };
-use super::node::Orders;
+use super::node::{Orders, Turn};
 
 /// One move of a history.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -105,10 +104,10 @@ impl Setup {
             interruption,
             ..Orders::NONE
         };
-        self.pass(
+        self.turn(
             world,
             &mut state,
-            (PassScope::Node(None), planned),
+            (Turn::All, planned),
             &mut || false,
             orders,
         )?;
@@ -206,7 +205,7 @@ impl Setup {
         let mut counted = 0;
         while counted < 3 {
             world.refused.clear();
-            let planned = self.plan_with(&world, &mut store(&world));
+            let planned = self.plan_with(&world, &store(&world), &PendingAssignments::default());
             let blocked = self.is_hopeless(&world, &planned);
             // Each reconcile tries a refused assignment again: the block may end one day.
             if plans.len() >= 2 && blocked {

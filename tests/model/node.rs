@@ -2,21 +2,20 @@
 //! rules.
 
 use std::cell::RefCell;
-use std::collections::{BTreeMap, HashSet};
+use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::rc::Rc;
-use std::sync::Arc;
 use std::time::Duration;
 
-use pinfold::agent::pass;
-use pinfold::agent::pass_model::{PassEnd, PassNode, PassScope, RuntimeRequest};
-use pinfold::agent::pass_state::{Heartbeat, PassState, PodStore};
+use pinfold::agent::kernel::Kernel;
+use pinfold::agent::turn::{self, NeedsAllPods, TurnContext, TurnEnd, TurnResult};
+use pinfold::agent::world::{Heartbeat, PodStore, World as AgentWorld};
 use pinfold::cpu::{CpuSet, Placer, Topology};
 use pinfold::host::cgroup::{CgroupError, Cpuset, PodCgroup, PodSurroundings};
 use pinfold::metrics::AgentMetrics;
-use pinfold::pin::decide::DecisionInput;
-use pinfold::pin::{AppliedStep, Enforcement, Ledger, Reason, Step, StepOutcome as Real};
-use pinfold::pod::{CpuPreferences, Policy, RecognizedPod};
+use pinfold::pin::decide::DecisionContext;
+use pinfold::pin::{AppliedStep, Enforcement, Reason, Step, StepOutcome as Real};
+use pinfold::pod::{CpuPreferences, Policy};
 
 use super::agent::{Held, Outcome, Planned, Setup, World};
 use super::events::Event;
@@ -47,9 +46,31 @@ pub(crate) struct Orders {
     pub(crate) waiting: u32,
 }
 
-/// How a pass went.
+/// One of the agent's turns.
+#[derive(Debug, Clone, Copy)]
+pub(crate) enum Turn<'a> {
+    /// CreateContainer, with the pod's uid and the container's name.
+    Admit(&'a str, &'a str),
+    /// StartContainer, with the pod's uid.
+    Start(&'a str),
+    /// All pods.
+    All,
+    /// All pods for a request. For CreateContainer, the uid of the container's pod.
+    AllFor(Option<&'a str>),
+}
+
+/// How a turn ended.
+#[derive(Debug)]
+pub(crate) enum End {
+    Done(Box<TurnResult>),
+    Unchanged,
+    Interrupted,
+    NeedsAllPods,
+}
+
+/// How a turn went.
 pub(crate) struct Ran {
-    pub(crate) end: PassEnd,
+    pub(crate) end: End,
     /// The number of steps carried out.
     pub(crate) done: usize,
     /// Whether the agent was killed before the last step.
@@ -87,8 +108,7 @@ pub(crate) struct ModelNode<'a> {
     preferences: CpuPreferences,
     devices: BTreeMap<(String, String), CpuSet>,
     enforcement: Enforcement,
-    /// The runtime request of a pod pass.
-    request: Option<RuntimeRequest<'a>>,
+    turn: Turn<'a>,
     run: RefCell<Run<'a>>,
 }
 
@@ -110,25 +130,25 @@ impl Orders {
 // === impl Setup ===
 
 impl Setup {
-    /// The state of an agent that has just started.
-    pub(crate) fn state(&self, store: PodStore) -> PassState {
+    /// What an agent knows that has just started.
+    pub(crate) fn state(&self, store: PodStore) -> AgentWorld {
         let heartbeat = Heartbeat::new(Duration::from_secs(10));
-        PassState::new(store, METRICS.with(AgentMetrics::clone), heartbeat)
+        AgentWorld::new(store, METRICS.with(AgentMetrics::clone), heartbeat)
     }
 
-    /// Runs a real pass. `planned` is the plan of a node pass that would run now.
+    /// Runs a real turn. `planned` is the plan of a turn about all pods that would run now.
     ///
-    /// A node pass must have the steps of `planned`. After each step the rules for every moment hold.
-    pub(crate) fn pass(
+    /// A turn about all pods must have the steps of `planned`. After each step the rules for every moment hold.
+    pub(crate) fn turn(
         &self,
         world: &mut World,
-        state: &mut PassState,
-        (scope, planned): (PassScope<'_>, &Planned),
-        has_urgent: &mut dyn FnMut() -> bool,
+        state: &mut AgentWorld,
+        (turn, planned): (Turn<'_>, &Planned),
+        is_urgent: &mut dyn FnMut() -> bool,
         orders: Orders,
     ) -> Result<Ran, Broken> {
-        let is_node = matches!(scope, PassScope::Node(_));
-        if is_node {
+        let is_of_all = matches!(turn, Turn::All | Turn::AllFor(_));
+        if is_of_all {
             self.decided(world, planned)?;
         }
         let is_hopeless = self.is_hopeless(world, planned);
@@ -138,33 +158,28 @@ impl Setup {
         };
         let mut run = Run::new(world, orders);
         run.planned = Some(planned);
-        run.compares = is_node;
-        run.pod = match scope {
-            PassScope::Pod(RuntimeRequest::Create { uid, .. } | RuntimeRequest::Start { uid }) => {
-                Some(uid.to_owned())
-            }
-            PassScope::Node(_) => None,
+        run.compares = is_of_all;
+        run.pod = match turn {
+            Turn::Admit(uid, _) | Turn::Start(uid) => Some(uid.to_owned()),
+            Turn::All | Turn::AllFor(_) => None,
         };
-        let mut node = ModelNode::new(self, scope, run);
-        let end = pass::run(state, &mut node, scope, has_urgent);
+        let node = ModelNode::new(self, turn, run);
+        let end = node.run(state, is_urgent);
         let run = node.run.into_inner();
         if let Some(broken) = run.broken {
             return Err(broken);
         }
         run.world.endangered &= run.world.kernel.is_in_danger();
-        match &end {
-            PassEnd::Failed(error) => return Err(format!("the pass failed: {error:#}")),
-            // A plan that fails because of a foreign set is not tried again before something changes.
-            PassEnd::Done(_)
-                if is_node
-                    && !run.has_noted
-                    && run.steps != planned.steps.len()
-                    && !(is_hopeless && run.steps == 0) =>
-            {
-                return Err(format!("the pass left out\n{}", list(&planned.steps)));
-            }
-            PassEnd::NeedsNode if is_node => return Err("a node pass needs itself".to_owned()),
-            _ => {}
+        let end = end?;
+        // A plan that fails because of a foreign set is not tried again before something changes.
+        let has_steps = !planned.steps.is_empty();
+        let left_out = match &end {
+            End::Done(_) => !run.has_noted && run.steps != planned.steps.len(),
+            End::Unchanged => has_steps,
+            End::Interrupted | End::NeedsAllPods => false,
+        };
+        if is_of_all && left_out && !(is_hopeless && run.steps == 0) {
+            return Err(format!("the turn left out\n{}", list(&planned.steps)));
         }
         if !run.is_cut && !run.interrupted {
             let noted: Vec<&str> = state.refused().collect();
@@ -182,9 +197,8 @@ impl Setup {
     }
 
     /// Reads a pod that the runtime has just reported.
-    pub(crate) fn read_new_pod(&self, world: &mut World, state: &mut PassState, uid: &str) {
-        let scope = PassScope::Pod(RuntimeRequest::Start { uid });
-        let node = ModelNode::new(self, scope, Run::new(world, Orders::NONE));
+    pub(crate) fn read_new_pod(&self, world: &mut World, state: &mut AgentWorld, uid: &str) {
+        let node = ModelNode::new(self, Turn::Start(uid), Run::new(world, Orders::NONE));
         state.read_new_pod(uid, &node);
     }
 }
@@ -330,11 +344,7 @@ fn real(step: &Step, outcome: Outcome, held: &Held) -> Real {
 // === impl ModelNode ===
 
 impl<'a> ModelNode<'a> {
-    fn new(setup: &'a Setup, scope: PassScope<'a>, run: Run<'a>) -> Self {
-        let request = match scope {
-            PassScope::Pod(request) => Some(request),
-            PassScope::Node(_) => None,
-        };
+    fn new(setup: &'a Setup, turn: Turn<'a>, run: Run<'a>) -> Self {
         let world = &*run.world;
         let machine = setup.machine(world.kernel.online);
         Self {
@@ -346,9 +356,55 @@ impl<'a> ModelNode<'a> {
             preferences: CpuPreferences::default(),
             devices: BTreeMap::new(),
             enforcement: world.enforcement.enforcement(),
-            request,
+            turn,
             run: RefCell::new(run),
         }
+    }
+
+    fn run(
+        &self,
+        state: &mut AgentWorld,
+        is_urgent: &mut dyn FnMut() -> bool,
+    ) -> Result<End, Broken> {
+        let context = TurnContext {
+            node: DecisionContext {
+                topology: &self.machine.0,
+                placer: &self.machine.1,
+                memory_nodes: &self.memory_nodes,
+                reserved: &self.reserved,
+                policy: &self.policy,
+                preferences: &self.preferences,
+                devices: &self.devices,
+                ids_settled: true,
+                suspended: None,
+                enforcement: self.enforcement,
+            },
+            moves_per_hour: 0,
+            interval: Duration::from_secs(10),
+        };
+        let of_pod = |result: Result<TurnResult, NeedsAllPods>| match result {
+            Ok(result) => End::Done(Box::new(result)),
+            Err(NeedsAllPods) => End::NeedsAllPods,
+        };
+        let of_all = |end: TurnEnd| match end {
+            TurnEnd::Done(result) => Ok(End::Done(result)),
+            TurnEnd::Unchanged => Ok(End::Unchanged),
+            TurnEnd::Interrupted => Ok(End::Interrupted),
+            TurnEnd::Failed(error) => Err(format!("the turn failed: {error:#}")),
+        };
+        match self.turn {
+            Turn::Admit(uid, container) => {
+                let request = (uid, container);
+                Ok(of_pod(turn::admit(state, self, &context, request)))
+            }
+            Turn::Start(uid) => Ok(of_pod(turn::start(state, self, &context, uid))),
+            Turn::All => of_all(turn::reconcile(state, self, &context, is_urgent)),
+            Turn::AllFor(creates) => of_all(turn::reconcile_for(state, self, &context, creates)),
+        }
+    }
+
+    fn is_plain(&self) -> bool {
+        matches!(self.turn, Turn::All)
     }
 
     fn node(&self, path: &str) -> anyhow::Result<usize> {
@@ -358,7 +414,7 @@ impl<'a> ModelNode<'a> {
     }
 }
 
-impl PassNode for ModelNode<'_> {
+impl Kernel for ModelNode<'_> {
     fn surroundings(&self) -> anyhow::Result<PodSurroundings> {
         Ok(self.run.borrow().world.kernel.surroundings())
     }
@@ -371,28 +427,34 @@ impl PassNode for ModelNode<'_> {
             .collect())
     }
 
-    fn pod(&self, path: String, uid: String) -> anyhow::Result<Option<PodCgroup>> {
+    fn pod(&self, path: &str, uid: &str) -> anyhow::Result<Option<PodCgroup>> {
         let run = self.run.borrow();
-        let pod = run.world.kernel.pod(node_of(&path));
+        let pod = run.world.kernel.pod(node_of(path));
         let mut earlier = self.setup.earlier.borrow_mut();
         let is_flawed = self.setup.flaw == Some(Flaw::StaleOwners);
-        let is_stale = is_flawed && self.request.is_none() && run.done > 0;
+        let is_stale = is_flawed && self.is_plain() && run.done > 0;
         if is_stale {
-            return Ok(earlier.get(&uid).cloned().or(pod));
+            return Ok(earlier.get(uid).cloned().or(pod));
         }
-        if self.request.is_none() {
-            earlier.extend(pod.clone().map(|pod| (uid, pod)));
+        if self.is_plain() {
+            earlier.extend(pod.clone().map(|pod| (uid.to_owned(), pod)));
         }
         Ok(pod)
     }
 
-    fn find_pod(&self, uid: &str) -> anyhow::Result<Option<PodCgroup>> {
-        let pod = pod_node(uid.parse()?);
-        Ok(self.run.borrow().world.kernel.pod(pod))
+    fn find_pod(&self, uid: &str) -> anyhow::Result<Option<String>> {
+        let pod = path(pod_node(uid.parse()?));
+        Ok(self.exists(pod).then(|| pod.to_owned()))
     }
 
-    fn lost_cpus(&self, _: &mut dyn Iterator<Item = &PodCgroup>) -> anyhow::Result<CpuSet> {
+    fn lost_cpus(&self, _: &CpuSet) -> anyhow::Result<CpuSet> {
         Ok(self.run.borrow().world.kernel.nowhere())
+    }
+
+    fn effective(&self, path: &str) -> anyhow::Result<Option<CpuSet>> {
+        let node = node_of(path);
+        let kernel = &self.run.borrow().world.kernel;
+        Ok(kernel.get(node).map(|_| set(kernel.effective(node))))
     }
 
     fn cpuset(&self, path: &str) -> anyhow::Result<Cpuset> {
@@ -438,7 +500,7 @@ impl PassNode for ModelNode<'_> {
             return self.run.borrow_mut().note(steps);
         }
         let steps = (self.setup.mutate)(steps);
-        let creates = matches!(self.request, Some(RuntimeRequest::Create { .. }));
+        let creates = matches!(self.turn, Turn::Admit(..));
         if creates && self.setup.flaw == Some(Flaw::NoRecord) {
             let done = |step| AppliedStep {
                 step,
@@ -448,46 +510,10 @@ impl PassNode for ModelNode<'_> {
         }
         let planned = steps.len();
         let mut done = self.run.borrow_mut().carry_out(steps, go_on);
-        let yields = self.request.is_none() && done.len() < planned;
+        let yields = self.is_plain() && done.len() < planned;
         if yields && self.setup.flaw == Some(Flaw::UnnotedShares) {
             done.retain(|done| !widens_shared(&done.step));
         }
         done
-    }
-
-    fn choose_reserved(&mut self, _: &Ledger) {}
-
-    fn decision_input<'a>(
-        &'a self,
-        pods: &'a [Arc<RecognizedPod>],
-        here: &'a HashSet<&'a str>,
-    ) -> DecisionInput<'a> {
-        DecisionInput {
-            topology: &self.machine.0,
-            placer: &self.machine.1,
-            memory_nodes: &self.memory_nodes,
-            reserved: &self.reserved,
-            policy: &self.policy,
-            preferences: &self.preferences,
-            pods,
-            here: Some(here),
-            devices: &self.devices,
-            moves: 0,
-            ids_settled: true,
-            known: None,
-            suspended: None,
-        }
-    }
-
-    fn enforcement(&self) -> Enforcement {
-        self.enforcement
-    }
-
-    fn moves_per_hour(&self) -> usize {
-        0
-    }
-
-    fn reconcile_interval(&self) -> Duration {
-        Duration::from_secs(10)
     }
 }

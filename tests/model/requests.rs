@@ -3,18 +3,18 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 
-use pinfold::agent::pass_model::{PassEnd, PassResult, PassScope, RuntimeRequest};
-use pinfold::agent::pass_state::{PassState, PodStore};
+use pinfold::agent::turn::TurnResult;
+use pinfold::agent::world::{PodStore, World as AgentWorld};
 use pinfold::agent::{RuntimePod, RuntimeUpdate};
 use pinfold::cpu::CpuSet;
 use pinfold::pin::{DriftCause, Ledger, Observed, PodAssignment};
 use pinfold::pod::{ContainerIds, ContainerKind, Entitlement};
 
-use super::agent::{ModelEnforcement, PodState, Setup, World};
+use super::agent::{ModelEnforcement, Planned, PodState, Setup, World};
 use super::events::{Event, Menu};
-use super::kernel::{CONTAINERS, KernelKind, bits, leaf_node, path, pod_node, set};
+use super::kernel::{CONTAINERS, Kernel, KernelKind, bits, leaf_node, path, pod_node, set};
 use super::machine::Broken;
-use super::node::Orders;
+use super::node::{End, Orders, Turn};
 
 /// A request of the runtime about a container.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -76,7 +76,9 @@ struct Container {
 pub(crate) struct Agent<'a> {
     setup: &'a Setup,
     pub(crate) world: World,
-    state: PassState,
+    state: AgentWorld,
+    /// The kernel at the last turn that took what the watches have seen.
+    watched: Kernel,
     /// The containers of each pod of the runtime.
     runtime: Vec<Option<[Option<Container>; CONTAINERS]>>,
     /// The next incarnation of each container.
@@ -126,6 +128,7 @@ impl<'a> Agent<'a> {
         Self {
             setup,
             state: setup.state(setup.store(&world)),
+            watched: world.kernel.clone(),
             runtime: vec![None; world.pods.len()],
             world,
             next: BTreeMap::new(),
@@ -239,12 +242,10 @@ impl<'a> Agent<'a> {
     fn tell(&mut self, pod: usize) {
         let uid = pod.to_string();
         let Some(told) = self.runtime_pod(pod) else {
-            return self.state.pods.take_runtime(RuntimeUpdate::Gone(uid));
+            return self.state.take_runtime(RuntimeUpdate::Gone(uid));
         };
         let is_new = told.pod.containers.is_empty();
-        self.state
-            .pods
-            .take_runtime(RuntimeUpdate::Pod(Box::new(told)));
+        self.state.take_runtime(RuntimeUpdate::Pod(Box::new(told)));
         if is_new {
             self.setup
                 .read_new_pod(&mut self.world, &mut self.state, &uid);
@@ -345,9 +346,9 @@ impl<'a> Agent<'a> {
                 self.world.refused.clear();
                 self.state = self.setup.state(Setup::store_without_list());
                 // The runtime lists its pods after the first pass.
-                self.node_pass(None, &mut || false, &mut usize::MAX.to_owned())?;
+                self.turn_of_all(&mut || false, &mut usize::MAX.to_owned())?;
                 let all = self.all_of_runtime();
-                self.state.pods.take_runtime(all);
+                self.state.take_runtime(all);
             }
             Act::List => {
                 self.has_list = true;
@@ -385,18 +386,19 @@ impl<'a> Agent<'a> {
                 if act == Act::Reconcile {
                     self.world.refused.clear();
                     self.state.forget_refused();
+                    self.state.sweep();
                 }
-                self.node_pass(None, &mut || false, &mut usize::MAX.to_owned())?;
+                self.turn_of_all(&mut || false, &mut usize::MAX.to_owned())?;
             }
             Act::Kill(steps) => {
                 let mut left = steps;
-                came = self.node_pass(None, &mut || false, &mut left)?.is_none();
+                came = self.turn_of_all(&mut || false, &mut left)?.is_none();
                 self.restart();
             }
             Act::Yield(at, request) | Act::YieldOnly(at, request) => {
                 came = self.yields(at, request)?;
                 if came && matches!(act, Act::Yield(..)) {
-                    self.node_pass(None, &mut || false, &mut usize::MAX.to_owned())?;
+                    self.turn_of_all(&mut || false, &mut usize::MAX.to_owned())?;
                 }
             }
         }
@@ -461,7 +463,7 @@ impl<'a> Agent<'a> {
             asked += 1;
             asked > at
         };
-        let done = self.node_pass(None, &mut has_urgent, &mut usize::MAX.to_owned())?;
+        let done = self.turn_of_all(&mut has_urgent, &mut usize::MAX.to_owned())?;
         if done.is_none() {
             self.ask(request, usize::MAX)?;
         }
@@ -471,7 +473,7 @@ impl<'a> Agent<'a> {
     /// The API reports the described pods.
     fn describe(&mut self) {
         if self.has_list {
-            self.state.pods.take_pods(self.setup.described(&self.world));
+            self.state.take_pods(self.setup.described(&self.world));
         }
     }
 
@@ -563,19 +565,15 @@ impl<'a> Agent<'a> {
                     started: false,
                 });
                 self.tell(pod);
-                let request = RuntimeRequest::Create {
-                    uid: &uid,
-                    container: &container,
-                };
-                let Some(result) = self.run_for_request(request, &mut left)? else {
+                let turn = Turn::Admit(&uid, &container);
+                let Some(result) = self.run_for_request(turn, &mut left)? else {
                     return Ok(true);
                 };
                 self.created(pod, at, &result)?;
             }
             Request::Start(..) => {
                 self.tell(pod);
-                let request = RuntimeRequest::Start { uid: &uid };
-                let result = self.run_for_request(request, &mut left)?;
+                let result = self.run_for_request(Turn::Start(&uid), &mut left)?;
                 let one = self.change(pod, at).unwrap();
                 (one.started, one.answer) = (true, None);
                 if result.is_none() {
@@ -587,74 +585,97 @@ impl<'a> Agent<'a> {
         Ok(false)
     }
 
-    /// A pod pass, then a node pass if necessary. `None`: the agent was killed.
+    /// The plan of a turn about all pods that would run now.
+    fn plan(&self) -> Planned {
+        let (pods, pending) = (self.state.pods(), self.state.pending());
+        self.setup.plan_with(&self.world, pods, pending)
+    }
+
+    /// A turn about the request's pod, then one about all pods if necessary. `None`: the agent was killed.
     fn run_for_request(
         &mut self,
-        request: RuntimeRequest<'_>,
+        turn: Turn<'_>,
         left: &mut usize,
-    ) -> Result<Option<PassResult>, Broken> {
-        let planned = self.setup.plan_with(&self.world, &mut self.state.pods);
+    ) -> Result<Option<TurnResult>, Broken> {
+        let planned = self.plan();
         let orders = Orders {
             most: *left,
             stale: self.is_disturbed,
             waiting: self.waiting(),
             ..Orders::NONE
         };
-        let ran = self.setup.pass(
+        let ran = self.setup.turn(
             &mut self.world,
             &mut self.state,
-            (PassScope::Pod(request), &planned),
+            (turn, &planned),
             &mut || false,
             orders,
         )?;
         *left -= ran.done;
         match ran.end {
             _ if ran.is_cut => return Ok(None),
-            PassEnd::Done(result) => {
+            End::Done(result) => {
                 self.served[0] += 1;
                 return Ok(Some(*result));
             }
-            PassEnd::NeedsNode => self.served[1] += 1,
-            other => return Err(format!("a pod pass ended so: {other:?}")),
+            End::NeedsAllPods => self.served[1] += 1,
+            other => return Err(format!("a turn about one pod ended so: {other:?}")),
         }
-        let Some(result) = self.node_pass(Some(request), &mut || false, left)? else {
+        let creates = match turn {
+            Turn::Admit(uid, _) => Some(uid),
+            _ => None,
+        };
+        let Some(result) = self.run_of_all(Turn::AllFor(creates), &mut || false, left)? else {
             return Ok(None);
         };
-        if let RuntimeRequest::Create { uid, container } = request
+        if let Turn::Admit(uid, container) = turn
             && self.state.has_released()
             && result.lacks(uid, container)
         {
-            return self.node_pass(Some(request), &mut || false, left);
+            return self.run_of_all(Turn::AllFor(creates), &mut || false, left);
         }
         Ok(Some(result))
     }
 
-    /// Runs a node pass as the reconciler does. `None`: the pass has yielded, or the agent was killed.
-    fn node_pass(
+    /// Runs a turn about all pods, which takes what the watches have seen. Whether it was neither interrupted nor cut.
+    fn turn_of_all(
         &mut self,
-        request: Option<RuntimeRequest<'_>>,
-        has_urgent: &mut dyn FnMut() -> bool,
+        is_urgent: &mut dyn FnMut() -> bool,
         left: &mut usize,
-    ) -> Result<Option<PassResult>, Broken> {
-        let planned = self.setup.plan_with(&self.world, &mut self.state.pods);
+    ) -> Result<Option<()>, Broken> {
+        let changes = self.world.kernel.changed_since(&self.watched);
+        self.watched = self.world.kernel.clone();
+        self.state.note_changes(&changes);
+        let result = self.run_of_all(Turn::All, is_urgent, left)?;
+        Ok(result.map(|_| ()))
+    }
+
+    /// Runs a turn about all pods as the reconciler does. `None`: the turn was interrupted, or the agent was killed.
+    fn run_of_all(
+        &mut self,
+        turn: Turn<'_>,
+        is_urgent: &mut dyn FnMut() -> bool,
+        left: &mut usize,
+    ) -> Result<Option<TurnResult>, Broken> {
+        let planned = self.plan();
         let orders = Orders {
             most: *left,
             ..Orders::NONE
         };
-        let ran = self.setup.pass(
+        let ran = self.setup.turn(
             &mut self.world,
             &mut self.state,
-            (PassScope::Node(request), &planned),
-            has_urgent,
+            (turn, &planned),
+            is_urgent,
             orders,
         )?;
         *left -= ran.done;
-        let PassEnd::Done(mut result) = ran.end else {
-            return Ok(None);
+        let result = match ran.end {
+            _ if ran.is_cut => return Ok(None),
+            End::Done(result) => result,
+            End::Unchanged => Box::default(),
+            End::Interrupted | End::NeedsAllPods => return Ok(None),
         };
-        if ran.is_cut {
-            return Ok(None);
-        }
         // Drift because of offline CPUs lasts until the CPUs return.
         let mut drift = result.drift.iter();
         let drift = drift.find(|drift| drift.cause != DriftCause::Offline);
@@ -666,8 +687,13 @@ impl<'a> Agent<'a> {
             return Err(format!("drift that no other program has caused: {drift}"));
         }
         self.was_killed = false;
-        let yielded = result.may_yield && has_urgent();
-        self.state.keep(&mut result, yielded);
+        let is_quiet = result.before.is_none() && result.drift.is_empty();
+        let yielded = is_quiet && is_urgent();
+        if yielded {
+            self.state.decide_again();
+        } else {
+            self.state.turn_completed();
+        }
         // An agent that only observes repairs nothing.
         let observes = self.world.enforcement == ModelEnforcement::Observe;
         self.is_disturbed &= yielded || observes || !self.world.refused.is_empty();
@@ -681,7 +707,7 @@ impl<'a> Agent<'a> {
     }
 
     /// After an answer the pod's record holds the assignment.
-    fn created(&mut self, pod: usize, at: usize, result: &PassResult) -> Result<(), Broken> {
+    fn created(&mut self, pod: usize, at: usize, result: &TurnResult) -> Result<(), Broken> {
         let uid = pod.to_string();
         let Some(decision) = result.decision(&uid, &name(at)) else {
             return Err(format!("no decision about container {at} of pod {pod}"));
@@ -770,7 +796,7 @@ impl<'a> Agent<'a> {
 
     /// After a start the container's CPUs are effective, and no other started container runs on the CPUs.
     fn started(&mut self, pod: usize, at: usize) -> Result<(), Broken> {
-        let planned = self.setup.plan_with(&self.world, &mut self.state.pods);
+        let planned = self.plan();
         if self.world.enforcement == ModelEnforcement::Observe
             || self.is_disturbed
             || !self.world.refused.is_empty()
@@ -849,11 +875,11 @@ impl<'a> Agent<'a> {
     pub(crate) fn settle(&mut self) -> Result<(), Broken> {
         let mut blocked = false;
         for _ in 0..4 {
-            let planned = self.setup.plan_with(&self.world, &mut self.state.pods);
+            let planned = self.plan();
             blocked |= self.setup.is_hopeless(&self.world, &planned);
             self.go(Act::Reconcile)?;
         }
-        let planned = self.setup.plan_with(&self.world, &mut self.state.pods);
+        let planned = self.plan();
         if blocked {
             return Ok(());
         }

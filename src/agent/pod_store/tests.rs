@@ -108,7 +108,9 @@ fn apply(store: &mut PodStore, update: StoreUpdate) {
         StoreUpdate::Gone(number) => {
             store.take_runtime(RuntimeUpdate::Gone(format!("uid-{number}")));
         }
-        StoreUpdate::Away => store.take_runtime(RuntimeUpdate::Away),
+        StoreUpdate::Away => {
+            store.take_runtime(RuntimeUpdate::Away);
+        }
     }
 }
 
@@ -143,7 +145,7 @@ proptest! {
         let mut store = store();
         for update in all {
             apply(&mut store, update);
-            let mut anew = anew(&store);
+            let anew = anew(&store);
             prop_assert_eq!(store.known(), anew.known());
             prop_assert_eq!(&store.conflicts, &anew.conflicts);
             let known = store.known();

@@ -39,11 +39,11 @@ pub struct TurnContext<'a> {
 pub struct NeedsAllPods;
 
 /// The result of a complete turn.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub struct TurnResult {
     /// The known pods. For most requests only the request's pod.
     pub pods: PodList,
-    /// The pods that the turn has written to, as they were before; all pods in an agent's first turn. `None` without steps.
+    /// The cgroups before the first step; `None` without steps. For most requests only the request's pod.
     pub before: Option<Observed>,
     /// The decisions about `pods`, with the kernel's refusals.
     pub decisions: Decisions,

@@ -118,7 +118,7 @@ fn run(
     let lost = world.ledger.lost.clone();
     note_moves(world, &decisions);
     world.note_drift(&drift);
-    let before = world.before(&steps);
+    let before = (!steps.is_empty()).then(|| world.observed().clone());
     let count = steps.len();
     // Drift and moves are counted once, so a turn that repairs one or makes the other runs to its end.
     let may_end = drift.is_empty() && decisions.moves.is_empty() && !world.is_first;

@@ -1,5 +1,6 @@
 use super::*;
 use crate::cpu::{NumaNode, Numbering, PlacementRefusal, Placer, Shape};
+use crate::pin::Enforcement;
 use crate::pod::{self, CpuPreferences, Pod, Policy, Resources, recognized};
 
 /// 16 CPUs: 2 NUMA nodes of 4 cores with 2 threads each, siblings adjacent.

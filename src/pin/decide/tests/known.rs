@@ -1,6 +1,7 @@
 //! What a pod keeps while its description is late, poorer or missing.
 
 use super::*;
+use crate::pin::Enforcement;
 use ContainerKind::{App, Init, Sidecar};
 
 /// What is known of pod `a` in a test: the source of its description, the containers that the runtime lists, and the CPUs of

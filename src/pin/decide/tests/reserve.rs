@@ -1,6 +1,7 @@
 //! Reserved CPUs, memory, init containers, and the CPUs on offer.
 
 use super::*;
+use crate::pin::Enforcement;
 
 #[test]
 fn default_reserved_cpus_are_a_core_that_nobody_owns() {

@@ -373,7 +373,7 @@ fn pods_that_nobody_told_of_stay_what_they_are() {
         ["a/x: root on CPUs 2-3"],
         "its pod asks for nothing else"
     );
-    lives.pods[0].known = None;
+    lives.pods[0].is_known = false;
     assert_eq!(steps(&lives, &claims), Vec::<String>::new());
 }
 
