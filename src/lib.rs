@@ -42,29 +42,34 @@
 //!
 //! # One pod's way through the modules
 //!
-//! 1. The container runtime announces a container before its creation ([`nri`]). The API server reports the pod
-//!    ([`cluster::pods`]), or a manifest appears in the folder ([`pod::parse`]). Each becomes an event for the reconciler in
-//!    [`agent`]. The reconciler's schedule decides when a pass runs.
-//! 2. [`pod::entitlement()`] says *shared* or *exclusive n*, with a reason for people.
-//! 3. [`pin::decide::decide`] keeps existing assignments, may move containers that allow moves, and asks [`cpu::Placer`] for
-//!    the rest. [`pod::thread_environment`] computes the thread variables from the CPUs.
-//! 4. The answer to the runtime holds CPUs, memory nodes, and the variables that the container does not set itself.
-//! 5. The runtime asks again before the program begins, or the container's cgroup appears ([`host::watch`]). [`pin::plan`]
-//!    turns the observed and the desired state into steps. No two containers own a CPU at any moment of a plan.
-//!    [`pin::apply()`] carries the steps out and reads the effective CPUs back.
-//! 6. The reconciler publishes a [`pin::Snapshot`]. [`metrics`], `/status` and the Events on pods follow from the snapshot.
-//! 7. Every 10 s, and after each change of a partition by the kernel, a pass compares the kernel with the ledger
-//!    ([`pin::drift()`]) and repairs drift. A pass without changes has an empty plan.
+//! 1. The API server lists the pod ([`cluster::pods`]), a manifest appears in the folder ([`pod::parse`]), or the container
+//!    runtime makes its sandbox ([`nri`]). Each source sends the change of this one pod to the reconciler in [`agent`]. The pod is
+//!    reduced to what rules need, and recognized, when it is read.
+//! 2. The agent's `World` holds the pod, and a mirror of its cgroups. The runtime asks about each container before it creates it:
+//!    `admit` reads the pod's cgroup if it is dirty.
+//! 3. [`pod::entitlement()`] says *shared* or *exclusive n*, with a reason for people. [`pin::decide::decide`] keeps existing
+//!    assignments, and asks [`cpu::Placer`] for the rest. [`pod::thread_environment`] computes the thread variables.
+//! 4. The pod's assignment record is written and read back. Then the runtime gets CPUs, memory nodes, and the variables that the
+//!    container does not set itself.
+//! 5. The runtime asks again when the cgroup exists, before the program begins: `start` reads the pod, [`pin::plan`] turns the
+//!    observed and the desired state into steps, and [`pin::apply()`] carries them out and reads the effective CPUs back.
+//! 6. `reconcile` follows. It reads the pods whose folders have changed ([`host::watch`]), takes the owner's CPUs from the other
+//!    containers where the kernel does not do so itself, and the reconciler publishes a [`pin::Snapshot`].
+//! 7. [`metrics`], `/status` and the Events on pods follow from the snapshot. Every 10 s a sweep reads every pod: [`pin::drift()`]
+//!    compares the kernel with the ledger, and `reconcile` repairs.
 //! 8. After SIGTERM every assignment stays. `pinfold release` hands the CPUs back.
 //!
-//! # One pipeline
+//! # One world, three turns
 //!
-//! Every change goes through the same pass, `agent::pass`: observe, decide, plan, apply, verify. A node pass reads all pods, and
-//! the reconciler publishes its result. A pod pass serves a runtime request: it reads the request's pod, takes the remaining
-//! pods from the last observed state, and costs the same on a full node as on an empty one. If a node pass may free missing
-//! CPUs, a running container would have to move, or drift is found, a node pass serves the request instead. A node pass yields
-//! to waiting requests after records, and after sets of pods and of containers that give up or share CPUs. After any other
-//! step, the pass runs to its end. The pure type `agent::schedule::Schedule` decides when which pass runs.
+//! `agent::world::World` is all that the agent knows: the pods, the mirror of the cgroups, and the ledger, which is read from the
+//! mirror. A pod is dirty when its folder has changed or a step has written there, and then it is read again. Effective CPUs can
+//! change without a sign, so they are read again after each step on a partition or above the pods.
+//!
+//! A turn observes, decides, plans and applies. `agent::turn` has three kinds. `admit` and `start` are about the pod of a runtime
+//! request, and cost the same on a full node as on an empty one. If other pods may have to give up CPUs or move, or if drift is
+//! found, a `reconcile` about all pods serves the request. Without a request `reconcile` ends early for one that waits: between
+//! two pods that it reads, and after steps that leave a safe state behind. What is done then stays, and the next turn plans anew.
+//! The pure type `agent::schedule::Schedule` decides when which turn runs.
 //!
 //! # Invariants
 //!

@@ -21,7 +21,7 @@ pub(super) fn at_creation(pod: &Pod, decision: &Decision, owed: Option<bool>) ->
         .map(refusal)
 }
 
-/// Whether a container may start, judged by its effective CPUs. `all` are the containers that the pass has read.
+/// Whether a container may start, judged by its effective CPUs. `all` are the containers that the turn has read.
 ///
 /// # Errors
 /// The reason to refuse the start.

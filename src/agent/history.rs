@@ -14,7 +14,7 @@ pub(super) struct History {
     /// The containers at the agent's start, with the exclusive CPUs in force at the time.
     old: BTreeMap<String, CpuSet>,
     /// The unpinned time of each container, in seconds.
-    windows: BTreeMap<String, f64>,
+    unpinned: BTreeMap<String, f64>,
     /// Created containers whose StartContainer has no answer so far, by pod uid and container name. Until the answer, only the
     /// runtime's own processes run in the container.
     waiting: BTreeSet<(String, String)>,
@@ -82,8 +82,8 @@ impl History {
             .retain(|(uid, container)| is_there(uid, container));
     }
 
-    /// Notes the unpinned time of containers whose assignment came into force. Containers from before the agent's start have no
-    /// unpinned time.
+    /// Notes the unpinned time of containers whose assignment came into force in a turn. `before` are the cgroups that the turn
+    /// was about. Containers from before the agent's start have no unpinned time.
     pub(super) fn note_unpinned_time(
         &mut self,
         before: &Observed,
@@ -96,10 +96,12 @@ impl History {
             .iter()
             .filter_map(|(uid, name)| after.container(uid, name));
         let waiting: BTreeSet<&String> = waiting.map(|container| &container.cgroup.path).collect();
-        for container in after.containers() {
+        let pods: HashSet<&String> = before.pods.iter().map(|pod| &pod.cgroup.path).collect();
+        let seen = after.pods.iter().filter(|pod| pods.contains(&pod.cgroup.path));
+        for container in seen.flat_map(|pod| &pod.containers) {
             let path = &container.cgroup.path;
             let own = own_in_force(container, node.enforcement);
-            if own.is_empty() || self.old.contains_key(path) || self.windows.contains_key(path) {
+            if own.is_empty() || self.old.contains_key(path) || self.unpinned.contains_key(path) {
                 continue;
             }
             // The unpinned time is zero if the program has not begun, or if the container ran only on exclusive CPUs before.
@@ -119,9 +121,9 @@ impl History {
             let ages = processes
                 .iter()
                 .filter_map(|pid| node.proc.age_seconds(*pid));
-            let window = if had { 0.0 } else { ages.fold(0.0, f64::max) };
-            metrics.unpinned_seconds.observe(window);
-            self.windows.insert(path.clone(), window);
+            let unpinned = if had { 0.0 } else { ages.fold(0.0, f64::max) };
+            metrics.unpinned_seconds.observe(unpinned);
+            self.unpinned.insert(path.clone(), unpinned);
         }
     }
 
@@ -151,16 +153,16 @@ impl History {
             .map(|container| &container.cgroup.path)
             .collect();
         self.old.retain(|path, _| there.contains(path));
-        self.windows.retain(|path, _| there.contains(path));
+        self.unpinned.retain(|path, _| there.contains(path));
         self.repaired.retain(|path, _| there.contains(path));
     }
 
     /// Adds a container's history to the container's state.
-    pub(super) fn tell(&self, container: &mut ContainerState) {
+    pub(super) fn complete(&self, container: &mut ContainerState) {
         let Some(path) = &container.cgroup else {
             return;
         };
-        container.unpinned_seconds = self.windows.get(path).copied();
+        container.unpinned_seconds = self.unpinned.get(path).copied();
         container.at_start = self.old.get(path).cloned();
         container.repaired = self.repaired.get(path).cloned();
     }

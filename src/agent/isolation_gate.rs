@@ -37,7 +37,7 @@ impl IsolatedPartitionGate {
          partition that becomes isolated";
 
     /// Takes the pods with a wanted isolated partition, and sets `isolation_pending` for pods that must wait. `of` is the only
-    /// pod of a pod pass: the remaining pods stay noted.
+    /// pod of a turn about one pod: the remaining pods stay noted.
     pub(super) fn note_wanted(&mut self, desired: &mut Desired, of: Option<&str>, now: Instant) {
         self.wanted.retain(|uid, _| of.is_some_and(|of| of != uid));
         self.waiting.retain(|uid| of.is_some_and(|of| of != uid));
@@ -77,7 +77,7 @@ impl IsolatedPartitionGate {
         !self.kept_off.is_empty()
     }
 
-    /// Takes the CPUs allowed for work queues, if read, and whether the pass has changed the mask. After a change, worker threads
+    /// Takes the CPUs allowed for work queues, if read, and whether the turn has changed the mask. After a change, worker threads
     /// begin and end, so the waiting time starts anew.
     pub(super) fn note_allowed(&mut self, allowed: Option<(&CpuSet, bool)>, now: Instant) {
         let same = |before: &CpuSet| allowed == Some((before, false));
@@ -91,8 +91,8 @@ impl IsolatedPartitionGate {
         self.allowed.take_if(|(last, _)| Some(&*last) != allowed);
     }
 
-    /// When a node pass is due because the waiting time of a pod has ended. A pod whose CPUs the work queues do not leave
-    /// waits for the timer. With a time for such a pod, passes would follow each other without a pause.
+    /// When a turn about all pods is due because the waiting time of a pod has ended. A pod whose CPUs the work queues do not leave
+    /// waits for the timer. With a time for such a pod, turns would follow each other without a pause.
     pub(super) fn due(&self) -> Option<Instant> {
         let (allowed, since) = self.allowed.as_ref()?;
         let mut waiting = self.waiting.iter().filter_map(|uid| self.wanted.get(uid));
@@ -187,7 +187,7 @@ mod tests {
         assert_eq!(isolation.due(), Some(left + SETTLED));
         let left = left + SETTLED;
         assert!(!waits(&mut isolation, &[("a", "2-3")], left));
-        // A pod pass forgets no other pod. A change of the mask for more CPUs restarts the waiting time.
+        // A turn about one pod forgets no other pod. A change of the mask for more CPUs restarts the waiting time.
         let mut more = wishes(&[("b", "4")]);
         isolation.note_wanted(&mut more, Some("b"), left);
         assert_eq!(

@@ -13,8 +13,8 @@ use crate::cpu::CpuSet;
 use crate::host::pod_resources::{CallError, CpuManager, DevicesError, PodResources};
 use crate::pin::Snapshot;
 
-/// How long a kubelet answer stays valid while no cgroup appears or disappears. A reconcile pass within this time causes no
-/// request. A later pass causes a new request.
+/// How long a kubelet answer stays valid while no cgroup appears or disappears. A turn within this time causes no
+/// request. A later turn causes a new request.
 const ANSWER_VALID_FOR: Duration = Duration::from_millis(500);
 
 /// The time between two requests to a kubelet that has never answered.
@@ -25,7 +25,7 @@ const MIN_REQUEST_INTERVAL: Duration = Duration::from_millis(200);
 
 /// Asks the kubelet for the devices of pods and for its CPU Manager's policy.
 ///
-/// Cgroup changes and reconcile passes trigger the requests. A timer runs only while the kubelet has not answered.
+/// Cgroup changes and turns trigger the requests. A timer runs only while the kubelet has not answered.
 pub(super) struct AskKubelet {
     kubelet: PodResources,
     /// The last known state of the CPU Manager. `None` where no kubelet manages the node's cgroups.

@@ -185,7 +185,7 @@ impl Mirror {
             self.read_at(index, kernel, store)?;
         }
         self.drop_ended();
-        self.match_again(store);
+        self.match_all_again(store);
         self.is_complete = true;
         Ok(Reading::Complete)
     }
@@ -260,9 +260,22 @@ impl Mirror {
         self.observed.pods.retain(|pod| !ended(pod));
     }
 
-    /// Matches the pods again whose description has changed.
-    pub(super) fn match_again(&mut self, store: &PodStore) {
+    /// Matches those of the pods again whose description has changed.
+    pub(super) fn match_again(&mut self, store: &PodStore, uids: &BTreeSet<String>) {
+        let is_meant = |uid: &str| uids.contains(uid);
+        self.match_where(store, is_meant);
+    }
+
+    /// Matches all pods again whose description has changed.
+    pub(super) fn match_all_again(&mut self, store: &PodStore) {
+        self.match_where(store, |_| true);
+    }
+
+    fn match_where(&mut self, store: &PodStore, is_meant: impl Fn(&str) -> bool) {
         for (pod, entry) in self.observed.pods.iter_mut().zip(&mut self.entries) {
+            if !is_meant(&pod.cgroup.uid) {
+                continue;
+            }
             let described = store.pod(&pod.cgroup.uid);
             if !is_same_description(entry.described.as_ref(), described.as_ref()) {
                 let cgroup = std::mem::take(pod).into_cgroup();
@@ -442,3 +455,7 @@ fn is_as_read(pod: &ObservedPod, now: &PodCgroup) -> bool {
             .map(|container| &container.cgroup)
             .eq(containers)
 }
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+mod tests;

@@ -122,8 +122,8 @@ impl PodStore {
         self.runtime.get(uid)
     }
 
-    /// Takes a change of a source's pods.
-    pub fn take_pods(&mut self, update: PodsUpdate) {
+    /// Takes a change of a source's pods. Returns the uids of the pods that may have another description now.
+    pub fn take_pods(&mut self, update: PodsUpdate) -> BTreeSet<String> {
         let PodsUpdate {
             source,
             change,
@@ -150,6 +150,7 @@ impl PodStore {
             None => {}
         }
         self.renew(&changed);
+        changed
     }
 
     /// Takes a pod's description; `None` if the pod is gone. Adds the uids whose pods may have changed to `changed`.

@@ -1,4 +1,4 @@
-//! What follows a reconcile pass: the history of containers, CPU isolation and the published snapshot.
+//! What follows a turn: the history of containers, CPU isolation and the published snapshot.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -41,7 +41,7 @@ impl Reconciler {
         }
     }
 
-    /// Publishes the result of a node pass.
+    /// Publishes the result of a turn about all pods.
     ///
     /// # Errors
     /// A pods' tree can't be read.
@@ -127,7 +127,7 @@ impl Reconciler {
         }
     }
 
-    /// The state of each container that the pass has decided about, according to `observed`.
+    /// The state of each container that the turn has decided about, according to `observed`.
     pub(super) fn container_states(
         &self,
         result: &TurnResult,
@@ -146,7 +146,7 @@ impl Reconciler {
             environment,
         );
         for container in &mut containers {
-            self.history.tell(container);
+            self.history.complete(container);
             let pods = &self.world.pods();
             let injected = pods.injected(container.uid.as_deref(), &container.container);
             container.injected = injected.cloned();
@@ -191,7 +191,7 @@ impl Reconciler {
         })
     }
 
-    /// The errors of the sources of pods, of the configuration and of the pass, as sentences.
+    /// The errors of the sources of pods, of the configuration and of the turn, as sentences.
     fn errors(&self, result: &TurnResult) -> anyhow::Result<Vec<String>> {
         let node = &self.node;
         let mut errors: Vec<String> = self.world.pods().errors().cloned().collect();

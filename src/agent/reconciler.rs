@@ -1,4 +1,4 @@
-//! [`Reconciler`]: takes events, runs reconcile passes and publishes snapshots. The reconciler is the sole writer of the state.
+//! [`Reconciler`]: takes events, runs turns and publishes snapshots. The reconciler is the sole writer of the state.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -17,7 +17,7 @@ use super::known_pods::UndescribedOwners;
 use super::node::AgentNode;
 use super::pod_store::PodStore;
 use super::schedule::{
-    DuePass, NextAction, PassExtent, PassOutcome, PassReport, Schedule, Trigger,
+    DueTurn, NextAction, Schedule, Trigger, TurnExtent, TurnOutcome, TurnReport,
 };
 use super::turn::{self, NeedsAllPods, TurnContext, TurnEnd, TurnResult};
 use super::unguarded::UnguardedStarts;
@@ -41,7 +41,7 @@ async fn sleep_until(moment: Option<Instant>) {
     }
 }
 
-/// The reconciler: the node's state, and the schedule of passes.
+/// The reconciler: the node's state, and the schedule of turns.
 #[derive(Debug)]
 pub(super) struct Reconciler {
     pub(super) node: AgentNode,
@@ -59,7 +59,7 @@ pub(super) struct Reconciler {
     begun: Instant,
     pub(super) history: History,
     pub(super) published: watch::Sender<Option<Arc<Snapshot>>>,
-    /// When which pass runs.
+    /// When which turn runs.
     pub(super) schedule: Schedule,
     /// The report of the last CPU isolation.
     pub(super) cpu_isolation: Option<IsolationReport>,
@@ -140,25 +140,25 @@ impl Reconciler {
         end.await.context("the reconciler's thread panicked")
     }
 
-    /// Handles events and runs the scheduled passes, until `stop` is cancelled or all event senders are dropped.
+    /// Handles events and runs the scheduled turns, until `stop` is cancelled or all event senders are dropped.
     async fn run(mut self, mut events: EventQueue, stop: tokio_util::sync::CancellationToken) {
         let mut timer = tokio::time::interval(self.node.config.reconcile_interval);
         timer.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
         timer.reset();
         let changes = Arc::clone(&self.changes);
-        // Without a source of pods, the first pass does not wait for pods.
+        // Without a source of pods, the first turn does not wait for pods.
         if self.node.config.manifest_dir.is_none() && !self.api {
             self.schedule.pods_synced();
             self.schedule.on(Trigger::Start, Instant::now());
         }
         loop {
             let (due, until) = match self.schedule.next(Instant::now()) {
-                NextAction::Pass(pass) => (Some(pass), Some(Instant::now())),
+                NextAction::Turn(turn) => (Some(turn), Some(Instant::now())),
                 NextAction::Wait(until) => (None, until),
             };
-            let must_run = due.is_some_and(|pass| !pass.may_yield);
+            let must_run = due.is_some_and(|turn| !turn.may_yield);
             // All branches are cancel safe: an unreceived event stays in the channel, a permit in the notifier.
-            // Urgent events come before a pass, unless the pass has waited for too long.
+            // Urgent events come before a turn, unless it has waited for too long.
             tokio::select! {
                 biased;
                 () = stop.cancelled() => break,
@@ -167,8 +167,8 @@ impl Reconciler {
                     None => break,
                 },
                 () = sleep_until(until), if until.is_some() => {
-                    if let Some(pass) = due {
-                        self.run_scheduled(pass, &mut events);
+                    if let Some(turn) = due {
+                        self.run_scheduled(turn, &mut events);
                     }
                 }
                 () = changes.changed(), if !self.schedule.knows_cgroup_changes() => {
@@ -180,7 +180,7 @@ impl Reconciler {
     }
 
     /// Runs a due turn about all pods. If it may yield, it ends for an urgent event, between two units of work.
-    fn run_scheduled(&mut self, due: DuePass, events: &mut EventQueue) {
+    fn run_scheduled(&mut self, due: DueTurn, events: &mut EventQueue) {
         let begun = Instant::now();
         self.read_changes();
         let is_follow_up = self.follow_up().is_some_and(|at| at <= begun);
@@ -222,10 +222,10 @@ impl Reconciler {
             self.note_history(result);
         }
         let outcome = match &end {
-            Ok(_) => PassOutcome::Done,
-            Err(NeedsAllPods) => PassOutcome::NeedsNode,
+            Ok(_) => TurnOutcome::Done,
+            Err(NeedsAllPods) => TurnOutcome::NeedsAllPods,
         };
-        self.finish_pass(trigger, PassExtent::Pod, outcome, begun);
+        self.report_turn(trigger, TurnExtent::Pod, outcome, begun);
         end.ok()
     }
 
@@ -252,19 +252,19 @@ impl Reconciler {
     ) -> Option<TurnResult> {
         let (outcome, result) = match end {
             TurnEnd::Done(result) => self.publish_turn(*result, is_urgent),
-            TurnEnd::Unchanged => (PassOutcome::Unchanged, None),
-            TurnEnd::Interrupted => (PassOutcome::Yielded, None),
+            TurnEnd::Unchanged => (TurnOutcome::Unchanged, None),
+            TurnEnd::Interrupted => (TurnOutcome::Interrupted, None),
             TurnEnd::Failed(error) => {
                 self.publish_failure(&error);
-                (PassOutcome::Failed, None)
+                (TurnOutcome::Failed, None)
             }
         };
-        if matches!(outcome, PassOutcome::Done | PassOutcome::Unchanged) {
+        if matches!(outcome, TurnOutcome::Done | TurnOutcome::Unchanged) {
             self.world.heartbeat.succeeded();
         }
-        self.finish_pass(trigger, PassExtent::Node, outcome, begun);
+        self.report_turn(trigger, TurnExtent::AllPods, outcome, begun);
         // What the turn has changed itself leads to one more decision.
-        if outcome == PassOutcome::Done && self.world.has_to_decide() {
+        if outcome == TurnOutcome::Done && self.world.has_to_decide() {
             self.schedule.on(Trigger::Cgroups, Instant::now());
         }
         result
@@ -274,32 +274,32 @@ impl Reconciler {
         &mut self,
         result: TurnResult,
         is_urgent: &mut dyn FnMut() -> bool,
-    ) -> (PassOutcome, Option<TurnResult>) {
+    ) -> (TurnOutcome, Option<TurnResult>) {
         self.note_history(&result);
         // What was written, found or moved is published in the same turn. All else can be found again.
         let is_quiet =
             result.before.is_none() && result.drift.is_empty() && result.decisions.moves.is_empty();
         if is_quiet && is_urgent() {
             self.world.decide_again();
-            return (PassOutcome::Yielded, None);
+            return (TurnOutcome::Interrupted, None);
         }
         if let Err(error) = self.publish(&result) {
             self.publish_failure(&error);
-            return (PassOutcome::Failed, None);
+            return (TurnOutcome::Failed, None);
         }
         self.world.turn_completed();
-        (PassOutcome::Done, Some(result))
+        (TurnOutcome::Done, Some(result))
     }
 
     /// Reports a turn to the schedule and to the metrics.
-    fn finish_pass(
+    fn report_turn(
         &mut self,
         trigger: Trigger,
-        extent: PassExtent,
-        outcome: PassOutcome,
+        extent: TurnExtent,
+        outcome: TurnOutcome,
         begun: Instant,
     ) {
-        let report = PassReport {
+        let report = TurnReport {
             trigger,
             extent,
             outcome,
@@ -307,17 +307,17 @@ impl Reconciler {
             follow_up: self.follow_up(),
         };
         self.schedule.finished(&report, Instant::now());
-        self.count_pass(&report);
+        self.count_turn(&report);
     }
 
-    /// Reports a pass to the heartbeat and the metrics. Pod passes for CreateContainer, yielded passes and passes that need a
-    /// node pass are not counted.
-    fn count_pass(&self, report: &PassReport) {
-        let is_creation = report.trigger == Trigger::Create && report.extent == PassExtent::Pod;
+    /// Reports a turn to the heartbeat and the metrics. Turns about one pod for CreateContainer, interrupted turns and turns that need a
+    /// turn about all pods are not counted.
+    fn count_turn(&self, report: &TurnReport) {
+        let is_creation = report.trigger == Trigger::Create && report.extent == TurnExtent::Pod;
         if is_creation
             || matches!(
                 report.outcome,
-                PassOutcome::NeedsNode | PassOutcome::Yielded
+                TurnOutcome::NeedsAllPods | TurnOutcome::Interrupted
             )
         {
             self.world.heartbeat.idle();
@@ -331,12 +331,12 @@ impl Reconciler {
         metrics
             .reconcile_seconds
             .observe(report.duration.as_secs_f64());
-        if report.extent == PassExtent::Pod {
+        if report.extent == TurnExtent::Pod {
             self.world.heartbeat.idle();
             return;
         }
         self.world.heartbeat.finish();
-        // A node pass holds a second copy of the observed state. The allocator returns the memory only on demand.
+        // A turn with steps holds a second copy of the cgroups. The allocator returns the memory only on demand.
         if report.trigger == Trigger::Timer {
             limits::trim_heap();
             limits::drop_code_pages();
@@ -347,7 +347,7 @@ impl Reconciler {
         }
     }
 
-    /// When another pass is necessary although no cgroup changes. Reasons are CPUs given up, and isolated partitions waiting for
+    /// When another turn is necessary although no cgroup changes. Reasons are CPUs given up, and isolated partitions waiting for
     /// the end of worker threads.
     pub(super) fn follow_up(&self) -> Option<Instant> {
         let released = self.world.release_backoff.due();
@@ -374,7 +374,7 @@ impl Reconciler {
         match event {
             AgentEvent::Pods(update) => self.handle_pods(update),
             // Pods unknown to all sources keep their CPUs: the kernel has the assignment records. A folder of manifests is
-            // always read before the first pass.
+            // always read before the first turn.
             AgentEvent::PodsWaitEnded => {
                 if !self.schedule.has_pods() && self.node.config.manifest_dir.is_none() {
                     self.schedule.pods_synced();
@@ -385,7 +385,7 @@ impl Reconciler {
                 self.world.take_node(uid);
                 self.schedule.on(Trigger::Pods, now);
             }
-            // Device locality applies to new containers only, so no pass follows.
+            // Device locality applies to new containers only, so no turn follows.
             AgentEvent::Devices(devices) => self.devices = devices,
             AgentEvent::CpuManager(cpu_manager) => {
                 if self.set_cpu_manager(cpu_manager) {
@@ -436,7 +436,7 @@ impl Reconciler {
         self.schedule.on(Trigger::Runtime, Instant::now());
     }
 
-    /// Notes whether a tree is watched completely. A pass publishes the problem.
+    /// Notes whether a tree is watched completely. A turn publishes the problem.
     fn note_watch(&mut self, tree: PathBuf, problem: Option<String>) {
         if let Some(problem) = &problem {
             tracing::warn!("{problem}");
@@ -578,10 +578,10 @@ mod tests {
         AgentNode::apart(config).unwrap()
     }
 
-    /// A foreign write or a new pod may cause the first pass after a CPU has gone offline. The pass must not assign that CPU, or
+    /// A foreign write or a new pod may cause the first turn after a CPU has gone offline. The turn must not assign that CPU, or
     /// take its absence for a foreign write.
     #[test]
-    fn each_node_pass_reads_which_cpus_are_online() {
+    fn each_turn_reads_which_cpus_are_online() {
         let root = tempfile::tempdir().unwrap();
         let (published, snapshots) = watch::channel(None);
         let metrics = AgentMetrics::new().unwrap();

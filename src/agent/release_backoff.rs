@@ -1,13 +1,13 @@
-//! [`ReleaseBackoff`]: when to run the next pass for CPUs given up by the last pass.
+//! [`ReleaseBackoff`]: when to run the next pass for CPUs given up by the last turn.
 //!
-//! New containers may wait for the CPUs. The CPUs may become free without a change of a cgroup, so the next pass needs a timer.
+//! New containers may wait for the CPUs. The CPUs may become free without a change of a cgroup, so the next turn needs a timer.
 //! If the same CPUs are not handed back, the pause doubles, up to the reconcile interval.
 
 use std::time::{Duration, Instant};
 
 use crate::cpu::CpuSet;
 
-/// The pause after the second pass in a row with the same CPUs given up and not handed back.
+/// The pause after the second turn in a row with the same CPUs given up and not handed back.
 const FIRST: Duration = Duration::from_millis(10);
 
 #[derive(Debug, Clone, Default)]
@@ -20,12 +20,12 @@ pub(super) struct ReleaseBackoff {
 // === impl ReleaseBackoff ===
 
 impl ReleaseBackoff {
-    /// The time of the next pass; `None` if no CPUs were given up.
+    /// The time of the next turn; `None` if no CPUs were given up.
     pub(super) fn due(&self) -> Option<Instant> {
         self.at
     }
 
-    /// Takes the CPUs that a pass gave up, and sets the time of the next pass. The pause is at most `longest`.
+    /// Takes the CPUs that a pass gave up, and sets the time of the next turn. The pause is at most `longest`.
     pub(super) fn note(&mut self, cpus: CpuSet, now: Instant, longest: Duration) {
         self.pause = if cpus == self.cpus {
             (self.pause * 2).max(FIRST).min(longest)

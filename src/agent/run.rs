@@ -157,7 +157,7 @@ impl Agent {
         self.address
     }
 
-    /// The latest snapshot; `None` before the first reconcile pass.
+    /// The latest snapshot; `None` before the first turn.
     pub fn snapshot(&self) -> Option<Arc<Snapshot>> {
         self.snapshot.borrow().clone()
     }
@@ -165,7 +165,7 @@ impl Agent {
     /// The page that `/metrics` serves.
     ///
     /// # Errors
-    /// No snapshot exists before the first reconcile pass.
+    /// No snapshot exists before the first turn.
     pub fn scrape(&self) -> anyhow::Result<String> {
         let snapshot = self
             .snapshot()

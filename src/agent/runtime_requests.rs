@@ -172,7 +172,7 @@ impl Reconciler {
     /// Answers UpdateContainer with the CPUs that the runtime shall remember for the container.
     ///
     /// The runtime remembers the CPUs that it was given at the creation, and writes them with every later change, a new memory
-    /// limit for example. If the container no longer owns the CPUs, the pass first ends its partition, and the answer then
+    /// limit for example. If the container no longer owns the CPUs, the turn first ends its partition, and the answer then
     /// replaces what the runtime remembers.
     pub(super) fn handle_update(
         &mut self,
@@ -206,7 +206,7 @@ impl Reconciler {
         update.answer()
     }
 
-    /// Whether a `required` container may start, according to the effective CPUs that the pass has read. A container outside
+    /// Whether a `required` container may start, according to the effective CPUs that the turn has read. A container outside
     /// the pod's description, for example a debug container, may start.
     fn start_answer(&self, uid: &str, container: &str, result: &TurnResult) -> Result<(), String> {
         let containers = self.container_states(result, self.world.observed());

@@ -1,26 +1,26 @@
-//! [`Schedule`]: when which reconcile pass runs.
+//! [`Schedule`]: when which turn runs.
 //!
-//! The schedule is a pure type: the caller passes the time. Triggers arriving together lead to one pass. The pass reads at
+//! The schedule is a pure type: the caller passes the time. Triggers arriving together lead to one turn. The turn reads at
 //! least as much as each of the triggers needs.
 
 use std::time::{Duration, Instant};
 
-/// How long runtime requests may postpone a due pass. After this time, the pass runs before the next request, and does not
+/// How long runtime requests may postpone a due turn. After this time, the turn runs before the next request, and does not
 /// yield.
 ///
-/// On a node with 250 pods, a pass that does not yield takes about 100 ms, and requests wait for its end. With a limit of 1 s,
-/// 15 such passes ran during 500 creations, 3 for 100 creations.
+/// On a node with 250 pods, a turn that does not yield takes about 100 ms, and requests wait for its end. With a limit of 1 s,
+/// 15 such turns ran during 500 creations, 3 for 100 creations.
 pub(super) const LONGEST_DELAY: Duration = Duration::from_secs(5);
 
-/// The pause between the answer to a runtime request and the next pass. The receiver may wake up on the reconciler's CPU,
-/// or on a CPU kept busy by a pass.
+/// The pause between the answer to a runtime request and the next turn. The receiver may wake up on the reconciler's CPU,
+/// or on a CPU kept busy by a turn.
 const AFTER_ANSWER: Duration = Duration::from_millis(3);
 
-/// The pause between two passes for changed cgroups, as a multiple of the first pass's duration. A program writing to cgroups
+/// The pause between two turns for changed cgroups, as a multiple of the first turn's duration. A program writing to cgroups
 /// without end then costs at most a fifth of a CPU.
 const THROTTLE: u32 = 4;
 
-/// Why a reconcile pass runs.
+/// Why a turn runs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Trigger {
     /// The agent has started.
@@ -31,9 +31,9 @@ pub(super) enum Trigger {
     Cgroups,
     /// The container runtime has listed its containers, is about to change a container, or went on without an answer.
     Runtime,
-    /// CreateContainer was answered. The next pass takes the new owner's CPUs from the shared containers.
+    /// CreateContainer was answered. The next turn takes the new owner's CPUs from the shared containers.
     Create,
-    /// StartContainer waits for the pass.
+    /// StartContainer waits for the turn.
     StartContainer,
     /// The reconcile interval has passed.
     Timer,
@@ -41,83 +41,83 @@ pub(super) enum Trigger {
     Kubelet,
 }
 
-/// How much a pass reads.
+/// How much a turn reads.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum PassExtent {
-    /// One pod, for a runtime request. The pass publishes no snapshot, so a node pass follows.
+pub(super) enum TurnExtent {
+    /// One pod, for a runtime request. The turn publishes no snapshot, so a turn about all pods follows.
     Pod,
     /// All pods of the node.
-    Node,
+    AllPods,
 }
 
-/// How a pass ended.
+/// How a turn ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum PassOutcome {
-    /// The pass is complete, and its result is published.
+pub(super) enum TurnOutcome {
+    /// The turn is complete, and its result is published.
     Done,
-    /// The pass ended with an error. The error is published.
+    /// The turn ended with an error. The error is published.
     Failed,
     /// Everything read as before, so nothing was decided.
     Unchanged,
-    /// The pass wrote nothing, because a node pass is necessary.
-    NeedsNode,
-    /// The pass yielded to an urgent event. The completed steps are safe. A later pass does the rest.
-    Yielded,
+    /// The turn wrote nothing, because a turn about all pods is necessary.
+    NeedsAllPods,
+    /// The turn yielded to an urgent event. The completed steps are safe. A later turn does the rest.
+    Interrupted,
 }
 
-/// The result of a pass for the schedule.
+/// The result of a turn for the schedule.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct PassReport {
-    /// Why the pass ran.
+pub(super) struct TurnReport {
+    /// Why the turn ran.
     pub(super) trigger: Trigger,
-    /// The extent of the pass.
-    pub(super) extent: PassExtent,
-    /// How the pass ended.
-    pub(super) outcome: PassOutcome,
-    /// How long the pass took.
+    /// The extent of the turn.
+    pub(super) extent: TurnExtent,
+    /// How the turn ended.
+    pub(super) outcome: TurnOutcome,
+    /// How long the turn took.
     pub(super) duration: Duration,
-    /// When another pass is necessary even if no cgroup changes.
+    /// When another turn is necessary even if no cgroup changes.
     pub(super) follow_up: Option<Instant>,
 }
 
-/// A due node pass.
+/// A due turn about all pods.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct DuePass {
-    /// Why the pass runs.
+pub(super) struct DueTurn {
+    /// Why the turn runs.
     pub(super) trigger: Trigger,
-    /// Whether the pass may yield to urgent events.
+    /// Whether the turn may yield to urgent events.
     pub(super) may_yield: bool,
 }
 
 /// The reconciler's next action.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum NextAction {
-    /// The pass runs now. With `may_yield`, the pass runs after the waiting requests.
-    Pass(DuePass),
-    /// No pass is due before the time, or before the next trigger if the time is `None`.
+    /// The turn runs now. With `may_yield`, the turn runs after the waiting requests.
+    Turn(DueTurn),
+    /// No turn is due before the time, or before the next trigger if the time is `None`.
     Wait(Option<Instant>),
 }
 
-/// A wanted node pass.
+/// A wanted turn about all pods.
 #[derive(Debug, Clone, Copy)]
-struct RequestedPass {
+struct WantedTurn {
     trigger: Trigger,
-    /// When the first trigger of the pass arrived.
+    /// When the first trigger of the turn arrived.
     since: Instant,
     not_before: Instant,
 }
 
-/// When which reconcile pass runs.
+/// When which turn about all pods runs.
 #[derive(Debug)]
 pub(super) struct Schedule {
-    /// Whether the pods are known, or the wait for pods has ended. No pass runs earlier.
+    /// Whether the pods are known, or the wait for pods has ended. No turn runs earlier.
     pods_synced: bool,
-    wanted: Option<RequestedPass>,
-    /// When cgroups changed first since the last complete pass.
+    wanted: Option<WantedTurn>,
+    /// When cgroups changed first since the last complete turn.
     cgroups_changed: Option<Instant>,
-    /// The earliest time of the next pass for changed cgroups.
+    /// The earliest time of the next turn for changed cgroups.
     throttled_until: Instant,
-    /// When the last pass wants a further pass.
+    /// When the last turn wants a further turn.
     follow_up: Option<Instant>,
 }
 
@@ -138,7 +138,7 @@ impl Trigger {
         }
     }
 
-    /// Whether the trigger alone gives a pass no reason to write.
+    /// Whether the trigger alone gives a turn no reason to write.
     fn only_observes(self) -> bool {
         matches!(self, Self::Cgroups | Self::Timer)
     }
@@ -147,7 +147,7 @@ impl Trigger {
 // === impl Schedule ===
 
 impl Schedule {
-    /// A schedule without a wanted pass.
+    /// A schedule without a wanted turn.
     pub(super) fn new(now: Instant) -> Self {
         Self {
             pods_synced: false,
@@ -158,12 +158,12 @@ impl Schedule {
         }
     }
 
-    /// Whether passes may run: the pods are known, or the wait for pods has ended.
+    /// Whether turns may run: the pods are known, or the wait for pods has ended.
     pub(super) fn has_pods(&self) -> bool {
         self.pods_synced
     }
 
-    /// Lets passes run: the pods are known, or the wait for pods has ended.
+    /// Lets turns run: the pods are known, or the wait for pods has ended.
     pub(super) fn pods_synced(&mut self) {
         self.pods_synced = true;
     }
@@ -180,7 +180,7 @@ impl Schedule {
         }
     }
 
-    /// Notes the answer to a runtime request. The next pass waits for the receiver of the answer.
+    /// Notes the answer to a runtime request. The next turn waits for the receiver of the answer.
     pub(super) fn answered(&mut self, now: Instant) {
         let then = now + AFTER_ANSWER;
         if let Some(wanted) = &mut self.wanted {
@@ -189,37 +189,37 @@ impl Schedule {
         self.throttled_until = self.throttled_until.max(then);
     }
 
-    /// Whether a pass for changed cgroups will run without a further trigger.
+    /// Whether a turn for changed cgroups will run without a further trigger.
     pub(super) fn knows_cgroup_changes(&self) -> bool {
         self.cgroups_changed.is_some()
     }
 
-    /// Takes the time of the next pass that is necessary even if no cgroup changes.
+    /// Takes the time of the next turn that is necessary even if no cgroup changes.
     pub(super) fn follow_up_at(&mut self, follow_up: Option<Instant>) {
         self.follow_up = follow_up;
     }
 
-    /// Takes the result of a pass.
-    pub(super) fn finished(&mut self, report: &PassReport, now: Instant) {
+    /// Takes the result of a turn.
+    pub(super) fn finished(&mut self, report: &TurnReport, now: Instant) {
         self.follow_up = report.follow_up;
         if report.trigger == Trigger::Cgroups {
             self.throttled_until = self.throttled_until.max(now + report.duration * THROTTLE);
         }
         match (report.outcome, report.extent) {
-            // A node pass serves all earlier triggers.
-            (PassOutcome::Done | PassOutcome::Unchanged, PassExtent::Node) => {
+            // A turn about all pods serves all earlier triggers.
+            (TurnOutcome::Done | TurnOutcome::Unchanged, TurnExtent::AllPods) => {
                 self.wanted = None;
                 self.cgroups_changed = None;
             }
-            (PassOutcome::Done, PassExtent::Pod) if report.trigger == Trigger::Create => {
+            (TurnOutcome::Done, TurnExtent::Pod) if report.trigger == Trigger::Create => {
                 self.on(Trigger::Create, now);
             }
-            (PassOutcome::Done, PassExtent::Pod) => self.on(Trigger::Cgroups, now),
+            (TurnOutcome::Done, TurnExtent::Pod) => self.on(Trigger::Cgroups, now),
             // The timer starts the next attempt. A follow-up may be due already, and would repeat the failure without a pause.
-            (PassOutcome::Failed, _) => (self.wanted, self.follow_up) = (None, None),
-            // The reconciler runs the necessary node pass at once.
-            (PassOutcome::NeedsNode | PassOutcome::Yielded, _)
-            | (PassOutcome::Unchanged, PassExtent::Pod) => {}
+            (TurnOutcome::Failed, _) => (self.wanted, self.follow_up) = (None, None),
+            // The reconciler runs the necessary turn about all pods at once.
+            (TurnOutcome::NeedsAllPods | TurnOutcome::Interrupted, _)
+            | (TurnOutcome::Unchanged, TurnExtent::Pod) => {}
         }
     }
 
@@ -245,19 +245,19 @@ impl Schedule {
         if wanted.not_before > now {
             return NextAction::Wait(Some(wanted.not_before));
         }
-        NextAction::Pass(DuePass {
+        NextAction::Turn(DueTurn {
             trigger: wanted.trigger,
             may_yield: now.saturating_duration_since(wanted.since) <= LONGEST_DELAY,
         })
     }
 
-    /// Adds a trigger to the wanted pass. The first trigger with steps to write names the pass.
+    /// Adds a trigger to the wanted turn. The first trigger with steps to write names the turn.
     fn want(&mut self, trigger: Trigger, now: Instant, not_before: Instant) {
         match &mut self.wanted {
             Some(wanted) if wanted.trigger.only_observes() => wanted.trigger = trigger,
             Some(_) => {}
             wanted => {
-                *wanted = Some(RequestedPass {
+                *wanted = Some(WantedTurn {
                     trigger,
                     since: now,
                     not_before,
@@ -280,11 +280,11 @@ mod tests {
     }
 
     fn due(trigger: Trigger, may_yield: bool) -> NextAction {
-        NextAction::Pass(DuePass { trigger, may_yield })
+        NextAction::Turn(DueTurn { trigger, may_yield })
     }
 
-    fn report(trigger: Trigger, extent: PassExtent, outcome: PassOutcome) -> PassReport {
-        PassReport {
+    fn report(trigger: Trigger, extent: TurnExtent, outcome: TurnOutcome) -> TurnReport {
+        TurnReport {
             trigger,
             extent,
             outcome,
@@ -294,7 +294,7 @@ mod tests {
     }
 
     #[test]
-    fn a_burst_of_triggers_leads_to_one_pass() {
+    fn a_burst_of_triggers_leads_to_one_turn() {
         use Trigger::{Cgroups, Create, Kubelet, Pods, Runtime, Timer};
         let start = Instant::now();
         for (burst, trigger) in [
@@ -312,14 +312,17 @@ mod tests {
             }
             let now = start + AFTER_ANSWER;
             assert_eq!(schedule.next(now), due(trigger, true), "{burst:?}");
-            schedule.finished(&report(trigger, PassExtent::Node, PassOutcome::Done), now);
-            // No pass is left: the burst led to a single pass.
+            schedule.finished(
+                &report(trigger, TurnExtent::AllPods, TurnOutcome::Done),
+                now,
+            );
+            // No turn is left: the burst led to a single turn.
             assert_eq!(schedule.next(now), NextAction::Wait(None), "{burst:?}");
         }
     }
 
     #[test]
-    fn no_pass_runs_before_the_pods_are_synced() {
+    fn no_turn_runs_before_the_pods_are_synced() {
         let start = Instant::now();
         let mut schedule = Schedule::new(start);
         for trigger in [
@@ -337,12 +340,12 @@ mod tests {
     }
 
     #[test]
-    fn a_failed_pass_is_repeated_by_the_next_trigger_only() {
+    fn a_failed_turn_is_repeated_by_the_next_trigger_only() {
         let start = Instant::now();
         let mut schedule = synced(start);
         schedule.on(Trigger::Pods, start);
         schedule.finished(
-            &report(Trigger::Pods, PassExtent::Node, PassOutcome::Failed),
+            &report(Trigger::Pods, TurnExtent::AllPods, TurnOutcome::Failed),
             start,
         );
         assert_eq!(schedule.next(start + 9_000 * MS), NextAction::Wait(None));
@@ -352,22 +355,22 @@ mod tests {
     }
 
     #[test]
-    fn a_failed_pass_is_not_repeated_for_cpus_that_were_given_up() {
+    fn a_failed_turn_is_not_repeated_for_cpus_that_were_given_up() {
         let start = Instant::now();
         let mut schedule = synced(start);
         schedule.on(Trigger::Pods, start);
-        let mut failed = report(Trigger::Pods, PassExtent::Node, PassOutcome::Failed);
+        let mut failed = report(Trigger::Pods, TurnExtent::AllPods, TurnOutcome::Failed);
         failed.follow_up = Some(start);
         schedule.finished(&failed, start + MS);
         assert_eq!(schedule.next(start + MS), NextAction::Wait(None));
     }
 
     #[test]
-    fn a_pass_that_yielded_for_five_seconds_runs_to_its_end() {
+    fn a_turn_that_yielded_for_five_seconds_runs_to_its_end() {
         let start = Instant::now();
         let mut schedule = synced(start);
         schedule.on(Trigger::Pods, start);
-        let yielded = report(Trigger::Pods, PassExtent::Node, PassOutcome::Yielded);
+        let yielded = report(Trigger::Pods, TurnExtent::AllPods, TurnOutcome::Interrupted);
         for at in [0, 2500, 5000] {
             let now = start + at * MS;
             assert_eq!(schedule.next(now), due(Trigger::Pods, true));
@@ -379,11 +382,11 @@ mod tests {
     }
 
     #[test]
-    fn a_node_pass_follows_a_creation_from_the_cached_state() {
+    fn a_turn_about_all_pods_follows_a_creation() {
         let start = Instant::now();
         let mut schedule = synced(start);
         schedule.finished(
-            &report(Trigger::Create, PassExtent::Pod, PassOutcome::Done),
+            &report(Trigger::Create, TurnExtent::Pod, TurnOutcome::Done),
             start,
         );
         assert_eq!(
@@ -392,20 +395,20 @@ mod tests {
         );
         let now = start + AFTER_ANSWER;
         assert_eq!(schedule.next(now), due(Trigger::Create, true));
-        // A node pass for a request serves the earlier creation, too.
+        // A turn about all pods for a request serves the earlier creation, too.
         schedule.finished(
-            &report(Trigger::Create, PassExtent::Node, PassOutcome::Done),
+            &report(Trigger::Create, TurnExtent::AllPods, TurnOutcome::Done),
             now,
         );
         assert_eq!(schedule.next(now), NextAction::Wait(None));
     }
 
     #[test]
-    fn a_pinned_pod_is_published_by_a_pass_that_follows() {
+    fn a_pinned_pod_is_published_by_a_turn_that_follows() {
         let start = Instant::now();
         let mut schedule = synced(start);
         schedule.finished(
-            &report(Trigger::StartContainer, PassExtent::Pod, PassOutcome::Done),
+            &report(Trigger::StartContainer, TurnExtent::Pod, TurnOutcome::Done),
             start,
         );
         schedule.answered(start);
@@ -415,7 +418,7 @@ mod tests {
     }
 
     #[test]
-    fn an_answer_reaches_the_runtime_before_the_next_pass() {
+    fn an_answer_reaches_the_runtime_before_the_next_turn() {
         let start = Instant::now();
         let mut schedule = synced(start);
         schedule.on(Trigger::Timer, start);
@@ -438,7 +441,7 @@ mod tests {
                 now = until;
             }
             assert_eq!(schedule.next(now), due(Trigger::Cgroups, true));
-            let done = report(Trigger::Cgroups, PassExtent::Node, PassOutcome::Done);
+            let done = report(Trigger::Cgroups, TurnExtent::AllPods, TurnOutcome::Done);
             now += done.duration;
             busy += done.duration;
             schedule.finished(&done, now);
@@ -446,9 +449,9 @@ mod tests {
         assert_eq!(
             now - start,
             busy * 5 - busy / 10 * 4,
-            "the first pass runs at once"
+            "the first turn runs at once"
         );
-        // Only passes for changed cgroups are throttled.
+        // Only turns for changed cgroups are throttled.
         schedule.on(Trigger::Pods, now);
         assert_eq!(schedule.next(now), due(Trigger::Pods, true));
     }
@@ -458,12 +461,12 @@ mod tests {
         let start = Instant::now();
         let mut schedule = synced(start);
         let at = start + 2000 * MS;
-        let mut done = report(Trigger::Timer, PassExtent::Node, PassOutcome::Done);
+        let mut done = report(Trigger::Timer, TurnExtent::AllPods, TurnOutcome::Done);
         done.follow_up = Some(at);
         schedule.finished(&done, start);
         assert_eq!(schedule.next(start), NextAction::Wait(Some(at)));
         assert_eq!(schedule.next(at), due(Trigger::Cgroups, true));
-        let done = report(Trigger::Cgroups, PassExtent::Node, PassOutcome::Done);
+        let done = report(Trigger::Cgroups, TurnExtent::AllPods, TurnOutcome::Done);
         schedule.finished(&done, at);
         assert_eq!(schedule.next(at + 60_000 * MS), NextAction::Wait(None));
     }

@@ -22,14 +22,14 @@ const REPORTED: Duration = Duration::from_secs(600);
 pub(super) struct UnguardedStarts {
     /// The cgroups of counted containers, with the kind. One container can be of both kinds.
     counted: BTreeSet<(String, &'static str)>,
-    /// Cgroups found on exclusive CPUs of others, with these CPUs. The first pass of an agent moves them before the runtime or the
+    /// Cgroups found on exclusive CPUs of others, with these CPUs. The first turn of an agent moves them before the runtime or the
     /// API has said which of them are containers and which are sandboxes, whose only process sleeps.
     candidates: BTreeMap<String, CpuSet>,
     /// Containers that ran on exclusive CPUs of others: the time of discovery, and a description.
     unguarded: Vec<(Instant, String)>,
 }
 
-/// What a node pass knows about its containers.
+/// What a turn about all pods knows about its containers.
 #[derive(Clone, Copy)]
 pub(super) struct Starts<'a> {
     /// The cgroups before the turn's first step; `None` without steps.
@@ -58,7 +58,7 @@ impl UnguardedStarts {
         is_new
     }
 
-    /// Notes cgroups without a record on exclusive CPUs of other pods, as the pass has found them. `has_begun` says whether a
+    /// Notes cgroups without a record on exclusive CPUs of other pods, as the turn has found them. `has_begun` says whether a
     /// container's program runs, by pod uid and container name.
     fn note_candidates(&mut self, before: &Observed, has_begun: impl Fn(&str, &str) -> bool) {
         let owned = |pod: &ObservedPod| -> CpuSet {
@@ -231,7 +231,7 @@ mod tests {
         }
     }
 
-    /// A pass that has found a container without a record on the CPUs of an owner, and the states of the containers.
+    /// A turn that has found a container without a record on the CPUs of an owner, and the states of the containers.
     fn found() -> (Observed, Vec<ContainerState>) {
         let mut record = AssignmentRecord::new(EarlierSettings::default());
         let assigned = &mut record.assignment.containers;
@@ -275,7 +275,7 @@ mod tests {
                 is_own: &|_| false,
             };
             let mut unguarded = UnguardedStarts::default();
-            // However often a pass finds the container, it counts once.
+            // However often a turn finds the container, it counts once.
             let problems: Vec<usize> = (0..2).map(|_| unguarded.problems(&starts).len()).collect();
             assert_eq!(problems, [counted; 2], "{failed:?}");
             let count = metrics

@@ -117,7 +117,8 @@ impl World {
 
     /// Takes a change of a source's pods.
     pub fn take_pods(&mut self, update: PodsUpdate) {
-        self.pods_mut().take_pods(update);
+        let changed = self.pods_mut().take_pods(update);
+        self.mirror.match_again(&self.pods, &changed);
     }
 
     /// Takes the uid of the own Node.
@@ -133,6 +134,7 @@ impl World {
             self.pending
                 .retain(uid, |container| pods.has(uid, container));
         }
+        self.mirror.match_again(&self.pods, &changed);
     }
 
     /// Finds the containers of the folder's pods by counting cgroups from now on. Returns false if it did so before.
@@ -250,7 +252,7 @@ impl World {
             self.mirror.read_surroundings(kernel)?;
             reading = self.mirror.read_effective(kernel, is_urgent)?;
             if self.pods.note_records(self.mirror.observed()) {
-                self.mirror.match_again(&self.pods);
+                self.mirror.match_all_again(&self.pods);
             }
         }
         let lost = kernel.lost_cpus(&self.mirror.observed().live())?;
@@ -509,7 +511,7 @@ impl World {
             } = &done.step
                 && let Some(error) = &error
             {
-                // The pass publishes the refusal. The next timer tick permits a new attempt.
+                // The turn publishes the refusal. The next timer tick permits a new attempt.
                 self.refused.insert(path.clone(), error.clone());
                 continue;
             }
@@ -535,7 +537,7 @@ impl World {
         errors
     }
 
-    /// Accounts for the notes of sets from before CPUs went offline. The next pass tries again what could not be written.
+    /// Accounts for the notes of sets from before CPUs went offline. The next turn tries again what could not be written.
     pub(super) fn account_notes(&mut self, applied: &[AppliedStep]) -> Vec<String> {
         for note in applied.iter().filter(|note| note.error().is_some()) {
             if let Step::Narrowed {
@@ -603,3 +605,7 @@ impl World {
         }
     }
 }
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+mod tests;

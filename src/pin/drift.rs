@@ -150,7 +150,7 @@ fn recorded_name(pod: &ObservedPod) -> Option<String> {
 pub struct DriftInput<'a> {
     /// Online CPUs.
     pub online: &'a CpuSet,
-    /// CPUs that got their owners after the last complete node pass. The owners' sets may be unwritten, and other
+    /// CPUs that got their owners after the last complete turn about all pods. The owners' sets may be unwritten, and other
     /// containers may still run on the CPUs. Neither is drift.
     pub recently_assigned: &'a CpuSet,
     /// Cgroups whose record could not be written, so that nothing else was written to them either.

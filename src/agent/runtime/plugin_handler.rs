@@ -332,7 +332,7 @@ impl nri::Plugin for PluginHandler {
             }
             Some(admission) => Ok(self.adjustment(container, admission, deadline).await),
             None if required => Err(Refusal::new(gate::UNSEEN)),
-            // The container belongs to no pod, or no answer came. The container is created unchanged, and a later pass handles
+            // The container belongs to no pod, or no answer came. The container is created unchanged, and a later turn handles
             // its cgroup.
             None => Ok(ContainerAdjustment::default()),
         };
@@ -533,7 +533,11 @@ mod tests {
         let reported = async {
             let mut reported = Vec::new();
             // The dropped reply of the creation lets the creation go on without an answer.
-            while let Some(AgentEvent::Runtime(RuntimeUpdate::Pod(update))) = events.recv().await {
+            while let Some(
+                AgentEvent::Runtime(RuntimeUpdate::Pod(update))
+                | AgentEvent::Create { pod: update, .. },
+            ) = events.recv().await
+            {
                 let containers = update.pod.containers.iter();
                 let ids = containers.map(|container| container.runtime_id.clone().unwrap());
                 reported.push(ids.collect::<Vec<_>>().join(","));

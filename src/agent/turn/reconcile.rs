@@ -126,24 +126,25 @@ fn run(
     let owned = world.ledger.exclusive();
     let applied = apply(world, kernel, steps, &mut is_urgent);
     errors.extend(world.account(&applied));
+    let is_complete = applied.len() == count;
     if !applied.is_empty() {
-        world
-            .heartbeat
-            .begin("read again the cgroups that were written");
         let steps = applied.iter().map(|done| &done.step);
         world.mirror.note_steps(steps, Instant::now());
-        let verified =
-            applied.len() == count && observe(world, kernel, &mut is_urgent, &mut errors).is_ok();
-        if !verified {
-            // Some records are written, and the sets of their containers are not.
-            world.read_recorded(&applied, kernel)?;
-            let recent = world.recently_assigned.union(&owned);
-            world.recently_assigned = recent.union(&world.ledger.exclusive());
-            return Err(EarlyEnd::Interrupted);
-        }
-        // Repaired drift that returns in a later turn counts as new drift.
-        world.drift = world.find_drift(context.node.topology, context.node.enforcement);
     }
+    let seen = if is_complete {
+        observe(world, kernel, &mut is_urgent, &mut errors)
+    } else {
+        Err(EarlyEnd::Interrupted)
+    };
+    if let Err(end) = seen {
+        // Some records are written, and the sets of their containers are not.
+        world.read_recorded(&applied, kernel)?;
+        let recent = world.recently_assigned.union(&owned);
+        world.recently_assigned = recent.union(&world.ledger.exclusive());
+        return Err(end);
+    }
+    // Repaired drift that returns in a later turn counts as new drift.
+    world.drift = world.find_drift(context.node.topology, context.node.enforcement);
     world.forget_ended_unrecorded();
     let given_up = owned.difference(&decisions.desired.exclusive());
     let now = Instant::now();

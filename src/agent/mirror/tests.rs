@@ -1,0 +1,350 @@
+use std::cell::RefCell;
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use super::*;
+use crate::agent::event::{RuntimePod, RuntimeUpdate};
+use crate::cpu::CpuSet;
+use crate::host::cgroup::{AncestorCgroup, ContainerCgroup, Cpuset, PartitionKind};
+use crate::pin::Reason;
+use crate::pod::{Container, ContainerIds, Pod};
+
+/// The cgroups of some pods, each with one container, and what was read of them.
+#[derive(Default)]
+struct FakeKernel {
+    pods: RefCell<BTreeMap<String, PodCgroup>>,
+    above: RefCell<Cpuset>,
+    reads: RefCell<Vec<String>>,
+}
+
+fn set(list: &str) -> CpuSet {
+    list.parse().unwrap()
+}
+
+impl FakeKernel {
+    fn with_pods(uids: &[&str]) -> Self {
+        let kernel = Self::default();
+        uids.iter().for_each(|uid| kernel.add(uid));
+        kernel
+    }
+
+    fn add(&self, uid: &str) {
+        let path = format!("kubepods/pod{uid}");
+        let container = ContainerCgroup {
+            path: format!("{path}/c"),
+            id: "c".to_owned(),
+            ..ContainerCgroup::default()
+        };
+        let pod = PodCgroup {
+            path: path.clone(),
+            uid: uid.to_owned(),
+            containers: vec![container],
+            ..PodCgroup::default()
+        };
+        self.pods.borrow_mut().insert(path, pod);
+    }
+
+    fn change(&self, uid: &str, change: impl FnOnce(&mut Cpuset)) {
+        let mut pods = self.pods.borrow_mut();
+        let pod = pods.get_mut(&format!("kubepods/pod{uid}")).unwrap();
+        change(&mut pod.containers[0].cpuset);
+    }
+
+    fn take_reads(&self) -> String {
+        self.reads.take().join(" ")
+    }
+}
+
+impl Kernel for FakeKernel {
+    fn surroundings(&self) -> anyhow::Result<PodSurroundings> {
+        Ok(PodSurroundings {
+            above: vec![AncestorCgroup {
+                path: "kubepods".to_owned(),
+                cpuset: self.above.borrow().clone(),
+                ..AncestorCgroup::default()
+            }],
+            ..PodSurroundings::default()
+        })
+    }
+
+    fn pod_paths(&self) -> anyhow::Result<Vec<(String, String)>> {
+        self.reads.borrow_mut().push("list".to_owned());
+        let pods = self.pods.borrow();
+        let paths = pods.values().map(|pod| (pod.path.clone(), pod.uid.clone()));
+        Ok(paths.collect())
+    }
+
+    fn pod(&self, path: &str, uid: &str) -> anyhow::Result<Option<PodCgroup>> {
+        self.reads.borrow_mut().push(uid.to_owned());
+        Ok(self.pods.borrow().get(path).cloned())
+    }
+
+    fn find_pod(&self, uid: &str) -> anyhow::Result<Option<String>> {
+        let path = format!("kubepods/pod{uid}");
+        Ok(self.pods.borrow().contains_key(&path).then_some(path))
+    }
+
+    fn lost_cpus(&self, _: &CpuSet) -> anyhow::Result<CpuSet> {
+        Ok(CpuSet::new())
+    }
+
+    fn cpuset(&self, _: &str) -> anyhow::Result<Cpuset> {
+        Ok(self.above.borrow().clone())
+    }
+
+    fn effective(&self, path: &str) -> anyhow::Result<Option<CpuSet>> {
+        let pods = self.pods.borrow();
+        let mut cgroups = pods.values().flat_map(|pod| {
+            let containers = pod.containers.iter().map(|one| (&one.path, &one.cpuset));
+            containers.chain([(&pod.path, &pod.cpuset)])
+        });
+        let found = cgroups.find(|(other, _)| *other == path);
+        Ok(found.map(|(_, cpuset)| cpuset.effective.clone()))
+    }
+
+    fn record_text(&self, _: &str) -> anyhow::Result<Option<String>> {
+        Ok(None)
+    }
+
+    fn exists(&self, path: &str) -> bool {
+        self.pods.borrow().contains_key(path)
+    }
+
+    fn workqueue_cpus(&self) -> Option<CpuSet> {
+        None
+    }
+
+    fn apply(&self, _: Vec<Step>, _: &mut dyn FnMut(&Step) -> bool) -> Vec<AppliedStep> {
+        Vec::new()
+    }
+}
+
+fn store() -> PodStore {
+    PodStore::new(ContainerIds::Awaited)
+}
+
+fn paths(paths: &[&str]) -> CgroupChanges {
+    CgroupChanges {
+        paths: paths.iter().map(|path| (*path).to_owned()).collect(),
+        all: false,
+    }
+}
+
+/// A mirror that has read all pods of the kernel.
+fn read(kernel: &FakeKernel) -> Mirror {
+    let mut mirror = Mirror::default();
+    assert!(!mirror.is_complete());
+    read_all(&mut mirror, kernel);
+    assert!(mirror.is_complete() && mirror.take_changed());
+    kernel.take_reads();
+    mirror
+}
+
+fn read_all(mirror: &mut Mirror, kernel: &FakeKernel) {
+    let reading = mirror.read(kernel, &store(), &mut || false).unwrap();
+    assert_eq!(reading, Reading::Complete);
+    mirror.read_surroundings(kernel).unwrap();
+    let reading = mirror.read_effective(kernel, &mut || false).unwrap();
+    assert_eq!(reading, Reading::Complete);
+}
+
+fn uids(mirror: &Mirror) -> String {
+    let pods = mirror.observed().pods.iter();
+    let uids: Vec<&str> = pods.map(|pod| pod.cgroup.uid.as_str()).collect();
+    uids.join(" ")
+}
+
+#[test]
+fn only_changed_pods_are_read_again() {
+    let kernel = FakeKernel::with_pods(&["a", "b", "d"]);
+    let mut mirror = read(&kernel);
+    for (changes, reads, expected) in [
+        (paths(&[]), "", "a b d"),
+        (paths(&["kubepods/podb/c"]), "b", "a b d"),
+        (
+            paths(&["kubepods/podb", "kubepods/podd/c/inside"]),
+            "b d",
+            "a b d",
+        ),
+        // A pod has come or gone.
+        (paths(&["kubepods"]), "list", "a b d"),
+        (
+            CgroupChanges {
+                all: true,
+                ..paths(&[])
+            },
+            "list a b d",
+            "a b d",
+        ),
+    ] {
+        mirror.note(&changes, Instant::now());
+        read_all(&mut mirror, &kernel);
+        assert_eq!(kernel.take_reads(), reads, "{changes:?}");
+        assert_eq!(uids(&mirror), expected);
+        assert!(
+            !mirror.take_changed(),
+            "everything reads as before: {changes:?}"
+        );
+    }
+    kernel.add("c");
+    kernel.pods.borrow_mut().remove("kubepods/podd");
+    mirror.note(&paths(&["kubepods"]), Instant::now());
+    read_all(&mut mirror, &kernel);
+    assert_eq!(kernel.take_reads(), "list c");
+    assert_eq!(uids(&mirror), "a b c", "the pods are in the kernel's order");
+    assert!(mirror.take_changed());
+}
+
+#[test]
+fn a_pod_that_reads_differently_counts_as_changed() {
+    let kernel = FakeKernel::with_pods(&["a", "b"]);
+    let mut mirror = read(&kernel);
+    kernel.change("a", |cpuset| cpuset.cpus = set("2-3"));
+    mirror.touch("b", Instant::now());
+    read_all(&mut mirror, &kernel);
+    assert!(!mirror.take_changed(), "nothing has been said about a");
+    mirror.touch("a", Instant::now());
+    assert!(!mirror.is_clean("a") && mirror.is_clean("b"));
+    read_all(&mut mirror, &kernel);
+    assert!(mirror.take_changed() && mirror.is_clean("a"));
+    let container = &mirror.pod("a").unwrap().containers[0].cgroup;
+    assert_eq!(container.cpuset.cpus, set("2-3"));
+    // The pod ends between the list and the reading.
+    kernel.pods.borrow_mut().remove("kubepods/poda");
+    mirror.touch("a", Instant::now());
+    read_all(&mut mirror, &kernel);
+    assert_eq!(uids(&mirror), "b");
+    assert!(mirror.take_changed());
+}
+
+#[test]
+fn an_interrupted_reading_goes_on_with_the_oldest_pod() {
+    let kernel = FakeKernel::with_pods(&["a", "b", "c"]);
+    let mut mirror = read(&kernel);
+    let now = Instant::now();
+    mirror.touch("c", now);
+    mirror.sweep(now + Duration::from_secs(1));
+    let mut left = 1;
+    let mut is_urgent = || {
+        left -= 1;
+        left < 0
+    };
+    let reading = mirror.read(&kernel, &store(), &mut is_urgent).unwrap();
+    assert_eq!(reading, Reading::Interrupted);
+    assert_eq!(kernel.take_reads(), "list c");
+    // A later change of a pod that is dirty anyway does not put it behind the others.
+    mirror.touch("a", now + Duration::from_secs(2));
+    mirror.touch("c", now + Duration::from_secs(2));
+    read_all(&mut mirror, &kernel);
+    assert_eq!(kernel.take_reads(), "a b c");
+}
+
+#[test]
+fn effective_cpus_are_read_again_after_steps_that_may_change_them_silently() {
+    let kernel = FakeKernel::with_pods(&["a", "b"]);
+    let mut mirror = read(&kernel);
+    let effective = |mirror: &Mirror| {
+        let pod = mirror.pod("b").unwrap();
+        pod.containers[0].cgroup.cpuset.effective.to_string()
+    };
+    let partition = Step::Partition {
+        path: "kubepods/poda/c".to_owned(),
+        kind: PartitionKind::Root,
+        in_force: Some(set("2-3")),
+    };
+    let record = Step::Record {
+        path: "kubepods/poda/c".to_owned(),
+        record: None,
+    };
+    kernel.change("b", |cpuset| cpuset.effective = set("0-1"));
+    for (step, expected) in [(record, ""), (partition, "0-1")] {
+        mirror.note_steps([&step].into_iter(), Instant::now());
+        read_all(&mut mirror, &kernel);
+        assert_eq!(
+            kernel.take_reads(),
+            "a",
+            "only the written pod is read as a whole"
+        );
+        assert_eq!(effective(&mirror), expected, "{step}");
+    }
+    // A change above the pods may change all below.
+    kernel.change("b", |cpuset| cpuset.effective = set("0"));
+    kernel.above.borrow_mut().effective = set("0");
+    read_all(&mut mirror, &kernel);
+    assert_eq!(
+        (kernel.take_reads(), effective(&mirror)),
+        (String::new(), "0".to_owned())
+    );
+}
+
+#[test]
+fn steps_make_the_pods_dirty_that_they_may_change() {
+    let kernel = FakeKernel::with_pods(&["a", "b"]);
+    let cpus = |path: &str| Step::Cpus {
+        path: path.to_owned(),
+        cpus: set("2-3"),
+        reason: Reason::Share,
+    };
+    let exclusive = Step::Exclusive {
+        path: "kubepods".to_owned(),
+        cpus: set("2-3"),
+        in_force: None,
+    };
+    for (step, written, planned) in [
+        (cpus("kubepods/poda/c"), "a", "a"),
+        (cpus("kubepods/poda"), "a", "a"),
+        (cpus("kubepods"), "a b", ""),
+        // Exclusive CPUs of a cgroup permit a partition further down, and take no CPUs from its children.
+        (exclusive, "", ""),
+        (cpus("kubepods/podx"), "", ""),
+    ] {
+        let dirty = |note: &dyn Fn(&mut Mirror)| {
+            let mut mirror = read(&kernel);
+            note(&mut mirror);
+            let dirty: Vec<&str> = ["a", "b"]
+                .into_iter()
+                .filter(|uid| !mirror.is_clean(uid))
+                .collect();
+            dirty.join(" ")
+        };
+        let now = Instant::now();
+        assert_eq!(
+            dirty(&|mirror| mirror.note_steps([&step].into_iter(), now)),
+            written,
+            "{step}"
+        );
+        assert_eq!(
+            dirty(&|mirror| mirror.check([&step].into_iter(), now)),
+            planned,
+            "{step}"
+        );
+    }
+}
+
+#[test]
+fn a_new_description_is_matched_with_the_cgroups_that_were_read() {
+    let kernel = FakeKernel::with_pods(&["a"]);
+    let mut mirror = read(&kernel);
+    let name = |mirror: &Mirror| mirror.pod("a").unwrap().containers[0].name.clone();
+    assert_eq!(name(&mirror), None);
+    let mut store = store();
+    let pod = Pod {
+        uid: Some("a".into()),
+        containers: vec![Container {
+            name: "main".to_owned(),
+            runtime_id: Some("c".to_owned()),
+            ..Container::default()
+        }],
+        ..Pod::default()
+    };
+    let update = RuntimeUpdate::Pod(Box::new(RuntimePod::new(pod)));
+    let changed = store.take_runtime(update);
+    mirror.match_again(&store, &["other".to_owned()].into());
+    assert_eq!(name(&mirror), None);
+    mirror.match_again(&store, &changed);
+    assert_eq!(name(&mirror), Some("main".to_owned()));
+    assert_eq!(kernel.take_reads(), "");
+    assert!(mirror.take_changed());
+    mirror.match_all_again(&store);
+    assert!(!mirror.take_changed());
+}
