@@ -8,6 +8,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use crate::cpu::CpuSet;
 use crate::pin::PodAssignment;
+use crate::pin::assignment::union;
 use crate::pod::{Container, ContainerKind, Entitlement};
 
 /// The source of a pod's description.
@@ -69,31 +70,30 @@ impl KnownPod<'_> {
             Description::Awaited => true,
             Description::RuntimeOnly => !self.removed.contains(name),
             Description::Missing => {
-                let is_used = || self.used(recorded).any(|used| !used.is_disjoint(cpus));
+                let is_used = || self.inside(recorded).any(|(_, used)| !used.is_disjoint(cpus));
                 self.is_live(name) || self.running.contains_key(name) || is_used()
             }
         }
     }
 
-    /// The CPUs of the containers that run on recorded CPUs of their pod without having any of their own: init containers.
-    fn used(&self, recorded: &PodAssignment) -> impl Iterator<Item = &CpuSet> {
-        let running = self.running.iter();
-        let inside = running.filter(|(name, _)| self.runs_inside(name, recorded));
-        inside.map(|(_, cpus)| *cpus)
+    /// The containers that run on recorded CPUs of their pod without having any of their own, as init containers do, and these
+    /// CPUs. Some of the CPUs belong to containers that do not exist. The others may belong to a sidecar that is just being
+    /// created, and so does not have them to itself yet.
+    pub(super) fn inside(&self, recorded: &PodAssignment) -> impl Iterator<Item = (&str, &CpuSet)> {
+        let owners = recorded.containers.iter();
+        let absent = owners.filter(|(owner, _)| !self.is_live(owner));
+        let absent = union(absent.map(|(_, cpus)| cpus));
+        let usable = recorded.usable();
+        let running = self.running.iter().map(|(name, cpus)| (*name, *cpus));
+        running.filter(move |(name, cpus)| {
+            !recorded.containers.contains_key(*name)
+                && !cpus.is_disjoint(&absent)
+                && cpus.is_subset(&usable)
+        })
     }
 
-    /// Whether the container runs on recorded CPUs of its pod, as an init container does, some of them of containers that do not
-    /// exist. A sidecar that is just being created does not have its CPUs to itself yet.
     fn runs_inside(&self, name: &str, recorded: &PodAssignment) -> bool {
-        let Some(cpus) = self.running.get(name) else {
-            return false;
-        };
-        let mut owners = recorded.containers.iter();
-        let has_of_absent =
-            owners.any(|(owner, own)| !self.is_live(owner) && !own.is_disjoint(cpus));
-        !recorded.containers.contains_key(name)
-            && has_of_absent
-            && cpus.is_subset(&recorded.usable())
+        self.inside(recorded).any(|(inside, _)| inside == name)
     }
 
     /// Whether another container of the pod may take over the CPUs of a container. While a list is awaited, only those of a
@@ -107,7 +107,7 @@ impl KnownPod<'_> {
     ) -> bool {
         let is_absent = !self.is_live(name) && !self.running.contains_key(name);
         let may_return = description == Description::Awaited && !self.stopped.contains(name);
-        is_absent && !may_return && self.used(recorded).all(|used| used.is_disjoint(cpus))
+        is_absent && !may_return && self.inside(recorded).all(|(_, used)| used.is_disjoint(cpus))
     }
 
     /// Whether the container is about to run, and its pod has recorded CPUs of containers from before the agent's start. It is

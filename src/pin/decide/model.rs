@@ -177,6 +177,11 @@ impl<'a> PodRequest<'a> {
             .map(|(_, cpus)| cpus)
     }
 
+    /// Whether the pod's description has the container.
+    pub(super) fn has(&self, name: &str) -> bool {
+        self.pod.container(name).is_some()
+    }
+
     /// Whether a container exists.
     pub(super) fn is_live(&self, name: &str) -> bool {
         self.known.is_some_and(|known| known.is_live(name))

@@ -358,7 +358,7 @@ impl<'a> CpusetPlanner<'a> {
             .map(|own| own.intersection(available))
             .filter(|own| !own.is_empty());
         let is_owner = own.is_some();
-        let is_init = pod.is_init(container, plan);
+        let is_init = container.is_init(plan);
         // An init container uses those CPUs of its pod that no existing container owns. If none is left or can be in force,
         // it uses the shared CPUs.
         let taken = pod.cpus_of_others(name, &plan.assignment);
