@@ -357,11 +357,16 @@ impl<N: PassNode> Pass<'_, N> {
             _ => &self.view.observed,
         };
         let here = self.state.pods.here(all, &self.view.pods);
-        let known = self.state.pods.known_pods(all, &self.view.pods);
+        let input = self.node.decision_input(&self.view.pods, &here);
+        // Without moves, a pod pass concerns no other pod.
+        let is_alone = !self.view.has_all_pods && self.view.pods.len() == 1;
+        let concerned = if is_alone { &self.view.observed } else { all };
+        let store = &self.state.pods;
+        let known = store.known_pods(concerned, &self.view.pods, input.ids_settled);
         let input = DecisionInput {
             moves,
             known: Some(&known),
-            ..self.node.decision_input(&self.view.pods, &here)
+            ..input
         };
         let (may_yield, has_urgent) = (self.may_yield, &mut self.has_urgent);
         let go_on = || !(may_yield && has_urgent());

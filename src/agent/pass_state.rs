@@ -237,11 +237,12 @@ impl PassState {
         let (observed, mut ledger) = observed.matched_again(CpuSet::new(), &pods);
         self.pods.enter_pending(&mut ledger);
         let here = self.pods.here(&observed, &pods);
-        let known = self.pods.known_pods(&observed, &pods);
+        let input = node.decision_input(&pods, &here);
+        let known = self.pods.known_pods(&observed, &pods, input.ids_settled);
         let input = DecisionInput {
             moves,
             known: Some(&known),
-            ..node.decision_input(&pods, &here)
+            ..input
         };
         let decisions = decide(&input, &ledger);
         let kept = decisions.desired.exclusive();

@@ -233,34 +233,30 @@ pub fn decide_while(
     let of_owners = sets.filter(|cpus| cpus.is_disjoint(inputs.reserved));
     decisions.desired.perhaps_owned = union(of_owners);
     decisions.desired.set_assignments(assignments);
-    keep_undescribed_inside(inputs, ledger, &requests, &mut decisions.desired);
+    keep_undescribed_guests(inputs, ledger, &requests, &mut decisions.desired);
     Some(decisions)
 }
 
-/// Leaves containers in place that run on the CPUs of their pod, and that no source describes: nobody knows whether they are
-/// init containers. The others got an entitlement.
-fn keep_undescribed_inside(
+/// Leaves containers in place that run on the CPUs of their pod, and that no source describes at all. They are init
+/// containers, mostly. The others got an entitlement.
+fn keep_undescribed_guests(
     inputs: &DecisionInput<'_>,
     ledger: &Ledger,
     requests: &[PodRequest<'_>],
     desired: &mut Desired,
 ) {
-    for uid in inputs.known.into_iter().flat_map(BTreeMap::keys) {
-        let (Some((description, known)), Some(recorded)) =
-            (inputs.known_pod(uid), ledger.assignments.get(*uid))
-        else {
+    let known = inputs.known.into_iter().flatten();
+    for (uid, known) in known.filter(|(_, known)| known.description != Description::Complete) {
+        let Some(recorded) = ledger.assignments.get(*uid) else {
             continue;
         };
-        if description == Description::Complete {
-            continue;
-        }
         let request = requests.iter().find(|request| request.key == *uid);
         let is_described = |name: &str| request.is_some_and(|request| request.has(name));
-        let inside = known.inside(recorded).map(|(name, _)| name);
-        let inside = inside.filter(|name| !is_described(name));
-        let inside: Vec<String> = inside.map(str::to_owned).collect();
-        if !inside.is_empty() {
-            desired.pod_mut(uid).init_containers.extend(inside);
+        let guests = known.guests(recorded).map(|(name, _)| name);
+        let guests = guests.filter(|name| !is_described(name));
+        let guests: Vec<String> = guests.map(str::to_owned).collect();
+        if !guests.is_empty() {
+            desired.pod_mut(uid).init_containers.extend(guests);
         }
     }
 }

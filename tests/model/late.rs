@@ -6,7 +6,7 @@ use super::agent::{Setup, Shape};
 use super::events::Event;
 use super::kernel::KernelKind;
 use super::requests::{Act, Agent, Request, told};
-use Act::{Appear, Ask, End, Happen, List, Reconcile, RestartBeforeList, Run, RunEarly};
+use Act::{Appear, Ask, End, Happen, List, Reconcile, Remove, RestartBeforeList, Run, RunEarly};
 use Request::{Create, Start};
 
 const KINDS: [KernelKind; 5] = [
@@ -126,5 +126,26 @@ fn a_pod_that_is_in_no_list_keeps_only_what_runs() {
             let ended = [listed.as_slice(), &[End(0, 0), Reconcile]].concat();
             assert_eq!(owned(&setup, &ended), 0, "{kind:?}");
         }
+    }
+}
+
+#[test]
+fn with_the_runtime_alone_cpus_stay_until_the_container_is_removed() {
+    for kind in KINDS {
+        let setup = Setup::new(kind, 6, 1, &[Shape::Two(1, 2)]);
+        let pod = joined(&[&[Run(0)], &runs(0, 0), &runs(0, 1)]);
+        let owned = |more: &[Act]| {
+            let agent = Agent::with_runtime_alone(&setup);
+            let agent = agent.then(&[pod.as_slice(), more].concat());
+            agent
+                .unwrap_or_else(|broken| panic!("{broken}"))
+                .owned(0)
+                .len()
+        };
+        assert_eq!(owned(&[End(0, 1), Reconcile]), 3, "{kind:?}");
+        assert_eq!(owned(&[End(0, 1), Remove(0, 1), Reconcile]), 1, "{kind:?}");
+        // After a restart of the agent, the runtime does not tell of what it had removed before.
+        let restarted = [End(0, 1), RestartBeforeList, Reconcile];
+        assert_eq!(owned(&restarted), 3, "{kind:?}");
     }
 }

@@ -276,13 +276,8 @@ impl Setup {
                     continue;
                 };
                 let mut wanted = claims.containers.get(name).map_or(0, bits);
-                // Without a description, a container that runs on the CPUs of absent containers of its pod stays there.
-                let is_described = desired.pod(uid).is_some_and(|plan| plan.name.is_some());
-                let left = all & !others(&pod.containers, &claims, name);
-                if !is_described && wanted == 0 && effective & !left == 0 {
-                    continue;
-                }
-                if inside.iter().any(|container| container == name) {
+                let key = container.name.as_ref().unwrap_or(&container.cgroup.id);
+                if inside.contains(key) && wanted == 0 {
                     wanted = all & !others(&pod.containers, &claims, name);
                     // A live partition of an init container does not grow.
                     let kept = wanted & node.exclusive;
