@@ -97,8 +97,16 @@ impl Decisions {
     /// Pinfold assigns no CPUs that it cannot enforce.
     pub fn keep_ledger_assignments(&mut self, pods: &[Arc<RecognizedPod>], ledger: &Ledger) {
         for decision in &mut self.containers {
-            let uid = pods.get(decision.pod).and_then(|pod| pod.cgroup_uid());
-            let owned = uid.map(|uid| ledger.of(uid)).unwrap_or_default().cpus();
+            let owned = || {
+                let pod = pods.get(decision.pod)?;
+                let recorded = ledger.assignments.get(pod.cgroup_uid()?)?;
+                let container = pod.containers.get(decision.container)?;
+                match decision.entitlement {
+                    Entitlement::Inherit { .. } => Some(recorded.cpus()),
+                    _ => recorded.containers.get(&container.name).cloned(),
+                }
+            };
+            let owned = owned().unwrap_or_default();
             if decision
                 .cpus
                 .take_if(|cpus| !cpus.is_subset(&owned))

@@ -140,7 +140,7 @@ impl<'a> Node<'a> {
             if Instant::now() > until {
                 return;
             }
-            std::thread::sleep(Duration::from_millis(10));
+            std::thread::sleep(Duration::from_millis(1));
         }
     }
 }
@@ -278,7 +278,11 @@ fn a_late_description_moves_no_init_container() {
     agent.eventually("the description is there", |status| {
         status["cluster"]["pods"] == 1
     });
+    // A move there and back takes a few milliseconds.
     let steady = Instant::now() + Duration::from_millis(500);
+    while Instant::now() < steady {
+        assert_eq!(allowed(pid), kernel.last());
+    }
     node.stays(pid, &fetch, steady);
     two_reconciles(&agent);
     node.stays(pid, &fetch, Instant::now());

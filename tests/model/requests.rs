@@ -77,7 +77,7 @@ struct Container {
     started: bool,
 }
 
-/// A started container on CPUs of its pod alone.
+/// A started container, and those of its CPUs that are its own or, if it may be an init container, its pod's.
 struct Pinned {
     pod: usize,
     at: usize,
@@ -476,7 +476,7 @@ impl<'a> Agent<'a> {
         Ok(came)
     }
 
-    /// The started containers on CPUs of their pods.
+    /// The started containers that Pinfold has pinned. On cgroup v1 an owner begins with all CPUs of its pod if no agent answers.
     fn pinned(&self) -> Vec<Pinned> {
         let (_, ledger) = self.ledger();
         let kernel = &self.world.kernel;
@@ -485,17 +485,25 @@ impl<'a> Agent<'a> {
             let one = self.container(pod, at).filter(|one| one.started)?;
             let leaf = leaf_node(pod, at, one.incarnation);
             let node = kernel.get(leaf)?;
-            let cpus = set(kernel.effective(leaf));
+            let effective = set(kernel.effective(leaf));
             let owned = ledger.of(&pod.to_string());
+            let own = owned.containers.get(&name(at));
+            let kind = self.setup.shapes[pod].containers()[at].0;
+            let may_be_init = kind == ContainerKind::Init || !self.is_described(pod);
+            let cpus = match own {
+                Some(own) => effective.intersection(own),
+                None if may_be_init => effective.clone(),
+                None => return None,
+            };
             // With partitions, a container without one runs on shared CPUs.
             let partition = self.world.enforcement == ModelEnforcement::Partition;
-            let is_pinned = !cpus.is_empty() && cpus.is_subset(&owned.cpus());
+            let is_pinned = !cpus.is_empty() && effective.is_subset(&owned.cpus());
             (is_pinned && (!partition || node.is_live())).then(|| Pinned {
                 pod,
                 at,
                 leaf,
                 cpus,
-                is_owner: owned.containers.contains_key(&name(at)),
+                is_owner: own.is_some(),
             })
         });
         pinned.collect()
@@ -780,7 +788,9 @@ impl<'a> Agent<'a> {
         let cpus = decision.cpus.clone();
         let owns = matches!(decision.entitlement, Entitlement::Exclusive { .. });
         let inherits = matches!(decision.entitlement, Entitlement::Inherit { .. });
-        if inherits && !self.is_described(pod) && self.list != ApiList::Awaited {
+        // An init container that starts again may still count as running.
+        let is_app = self.setup.shapes[pod].containers()[at].0 != ContainerKind::Init;
+        if inherits && is_app && self.list != ApiList::Awaited {
             return Err(format!(
                 "container {at} of pod {pod} counts as an init container without any reason"
             ));

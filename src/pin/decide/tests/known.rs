@@ -313,3 +313,16 @@ fn a_changed_entitlement_takes_only_the_difference() {
     let none = owned(&decided_knowing(&shared, &claims, &running));
     assert_eq!(none, owners(&[]));
 }
+
+/// While Pinfold only observes, no record passes CPUs to another container, so no answer may do so either.
+#[test]
+fn an_observing_agent_passes_no_cpus_on() {
+    let pods = [of_runtime(&[("fetch", 2000)])];
+    let mut created = facts(Description::Missing, &[]);
+    created.listed = Some(vec!["fetch"]);
+    let mut decisions = decided_knowing(&pods, &MAIN, &created);
+    assert_eq!(cpus(&decisions), ["2-3"]);
+    decisions.keep_ledger_assignments(&recognized(pods), &ledger(&MAIN));
+    assert_eq!(cpus(&decisions), ["shared"]);
+    assert_eq!(owned(&decisions), owners(&[("main", "2-5")]));
+}
