@@ -6,7 +6,9 @@ use super::agent::{Setup, Shape};
 use super::events::Event;
 use super::kernel::KernelKind;
 use super::requests::{Act, Agent, Request, told};
-use Act::{Appear, Ask, End, Happen, List, Reconcile, Remove, RestartBeforeList, Run, RunEarly};
+use Act::{
+    Appear, Ask, End, Happen, KillIn, List, Reconcile, Remove, RestartBeforeList, Run, RunEarly,
+};
 use Request::{Create, Start};
 
 const KINDS: [KernelKind; 5] = [
@@ -147,5 +149,28 @@ fn with_the_runtime_alone_cpus_stay_until_the_container_is_removed() {
         // After a restart of the agent, the runtime does not tell of what it had removed before.
         let restarted = [End(0, 1), RestartBeforeList, Reconcile];
         assert_eq!(owned(&restarted), 3, "{kind:?}");
+    }
+}
+
+/// A sidecar is created beside an init container, and the agent is killed in both requests. After the restart, nobody has named
+/// their cgroups so far, and each looks like an init container.
+#[test]
+fn containers_without_a_name_take_no_further_cpus() {
+    for kind in KINDS {
+        let setup = Setup::new(kind, 8, 2, &[Shape::InitBesideSidecar(1)]);
+        let acts = [
+            Run(0),
+            Ask(Create(0, 1)),
+            Appear(0, 1),
+            KillIn(0, Start(0, 1)),
+            KillIn(0, Create(0, 0)),
+            Appear(0, 0),
+            RestartBeforeList,
+        ];
+        let agent = Agent::after(&setup, &acts);
+        let mut agent = agent.unwrap_or_else(|broken| panic!("{broken}"));
+        let settled = agent.settle().and_then(|()| agent.go(List));
+        let settled = settled.and_then(|_| agent.settle());
+        settled.unwrap_or_else(|rule| panic!("{}", told(&rule, &acts, &agent.world)));
     }
 }

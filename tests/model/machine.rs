@@ -1,6 +1,6 @@
 //! The state machine: events, the agent's reactions, and the rules that hold after every step.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 
 use pinfold::agent::pass_model::PassScope;
@@ -160,6 +160,7 @@ impl Setup {
             .union(&ledger.excluded)
             .union(&ledger.exclusive());
         let free = set(world.kernel.offered()).difference(&excluded).len();
+        let mut promised: BTreeMap<usize, usize> = BTreeMap::new();
         for decision in &planned.decisions.containers {
             let Entitlement::Exclusive { cpus: owed, .. } = &decision.entitlement else {
                 continue;
@@ -171,15 +172,18 @@ impl Setup {
             };
             let uid = pod.cgroup_uid().filter(has_cgroup);
             let here = uid.is_some_and(|uid| planned.here.contains(uid));
-            // An init container whose description came late hands its CPUs on when it ends.
-            let late = planned.decisions.containers.iter().filter(|other| {
-                let kind = planned.pods[other.pod].containers[other.container].kind;
-                other.pod == decision.pod && kind == ContainerKind::Init
-            });
-            let late = late.filter(|init| init.entitlement.cpus() > 0);
-            let promised = late.filter_map(|init| init.cpus.as_ref()).map(CpuSet::len);
-            let has = decision.cpus.as_ref().map_or(0, CpuSet::len) + promised.sum::<usize>();
-            if here && *owed as usize > has && *owed as usize - has <= free {
+            let has = decision.cpus.as_ref().map_or(0, CpuSet::len);
+            let mut lacks = (*owed as usize).saturating_sub(has);
+            // An init container whose description came late hands its CPUs on to new containers when it ends.
+            if pod.containers[decision.container].runtime_id.is_none() {
+                let left = promised
+                    .entry(decision.pod)
+                    .or_insert_with(|| late_init_cpus(planned, decision.pod));
+                let later = lacks.min(*left);
+                *left -= later;
+                lacks -= later;
+            }
+            if here && lacks > 0 && lacks <= free {
                 return Err(format!(
                     "{} owns {has} CPUs, is owed {owed}, and {free} are free",
                     pod.name
@@ -343,6 +347,18 @@ impl Setup {
             None => Ok(()),
         }
     }
+}
+
+/// The number of CPUs of a pod's init containers that own some.
+fn late_init_cpus(planned: &Planned, pod: usize) -> usize {
+    let of_pod = planned.decisions.containers.iter();
+    let of_pod = of_pod.filter(|decision| decision.pod == pod && decision.entitlement.cpus() > 0);
+    let late = of_pod.filter(|decision| {
+        planned.pods[pod].containers[decision.container].kind == ContainerKind::Init
+    });
+    late.filter_map(|init| init.cpus.as_ref())
+        .map(CpuSet::len)
+        .sum()
 }
 
 /// The CPUs of the existing containers of a pod, without the container `name`.
