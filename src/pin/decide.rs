@@ -241,13 +241,13 @@ pub fn decide_while(
     let of_owners = sets.filter(|cpus| cpus.is_disjoint(inputs.reserved));
     decisions.desired.perhaps_owned = union(of_owners);
     decisions.desired.set_assignments(assignments);
-    keep_undescribed_guests(inputs, ledger, &requests, &mut decisions.desired);
+    keep_undescribed_inheriting(inputs, ledger, &requests, &mut decisions.desired);
     Some(decisions)
 }
 
-/// Leaves containers in place that run on the CPUs of their pod, and that no source describes at all. They are init
-/// containers, mostly. The others got an entitlement.
-fn keep_undescribed_guests(
+/// Leaves containers in place that run on the CPUs of their pod, and that not even the container runtime describes. They are
+/// init containers, mostly. Described containers have got an entitlement.
+fn keep_undescribed_inheriting(
     inputs: &DecisionInput<'_>,
     ledger: &Ledger,
     requests: &[PodRequest<'_>],
@@ -260,11 +260,11 @@ fn keep_undescribed_guests(
         };
         let request = requests.iter().find(|request| request.key == *uid);
         let is_described = |name: &str| request.is_some_and(|request| request.has(name));
-        let guests = known.guests(recorded).map(|(name, _)| name);
-        let guests = guests.filter(|name| !is_described(name));
-        let guests: Vec<String> = guests.map(str::to_owned).collect();
-        if !guests.is_empty() {
-            desired.pod_mut(uid).init_containers.extend(guests);
+        let inheriting = known.inheriting(recorded).map(|(name, _)| name);
+        let inheriting = inheriting.filter(|name| !is_described(name));
+        let inheriting: Vec<String> = inheriting.map(str::to_owned).collect();
+        if !inheriting.is_empty() {
+            desired.pod_mut(uid).init_containers.extend(inheriting);
         }
     }
 }

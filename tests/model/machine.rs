@@ -442,6 +442,9 @@ pub(crate) struct Watch {
     partition: bool,
     /// Cgroup, and the CPUs that the cgroup keeps.
     owners: Vec<(usize, Cpus)>,
+    /// Containers that nobody has named, with their pod. Two of them may run on the same CPUs of the pod: the agent does not
+    /// know which of them is an owner, and leaves both where they are.
+    unnamed: BTreeMap<usize, usize>,
     /// Cgroups, as bits, whose program has not begun. A pod pass may ignore the cgroups: their start moves them off.
     pub(crate) waiting: u32,
 }
@@ -451,11 +454,15 @@ pub(crate) struct Watch {
 impl Watch {
     pub(crate) fn new(world: &World, planned: &Planned) -> Self {
         let mut owners = Vec::new();
+        let mut unnamed = BTreeMap::new();
         let partition = world.enforcement == ModelEnforcement::Partition;
         for pod in &planned.observed.pods {
             let claims = planned.decisions.desired.assignment(&pod.cgroup.uid);
             for container in &pod.containers {
                 let index = node_of(&container.cgroup.path);
+                if container.name.is_none() {
+                    unnamed.insert(index, node_of(&pod.cgroup.path));
+                }
                 let Some(claim) = container
                     .name
                     .as_ref()
@@ -482,6 +489,7 @@ impl Watch {
         Self {
             partition,
             owners,
+            unnamed,
             waiting: 0,
         }
     }
@@ -516,7 +524,11 @@ impl Watch {
                     set(effective)
                 ));
             }
-            let counts = |other: &usize| other != owner && self.waiting & (1 << other) == 0;
+            let pod = self.unnamed.get(owner);
+            let counts = |other: &usize| {
+                let are_unnamed = pod.is_some() && pod == self.unnamed.get(other);
+                other != owner && self.waiting & (1 << other) == 0 && !are_unnamed
+            };
             for other in world.kernel.leaves().filter(counts) {
                 if world.kernel.effective(other) & cpus != 0 {
                     return Err(format!(

@@ -419,12 +419,13 @@ impl<'a> Agent<'a> {
             Act::List => {
                 self.list = ApiList::Arrived;
                 self.describe();
-                // A pod that is not in the list may now own other CPUs than the last answer said.
+                // A pod that is not in the list may now own other CPUs than the last answer said, and so may a container that
+                // seemed to be an init container.
                 for (pod, containers) in self.runtime.iter_mut().enumerate() {
-                    if !self.world.pods[pod].known {
-                        let containers = containers.iter_mut().flatten().flatten();
-                        containers.for_each(|one| one.answer = None);
-                    }
+                    let is_listed = self.world.pods[pod].known;
+                    let containers = containers.iter_mut().flatten().flatten();
+                    let other = containers.filter(|one| !is_listed || one.inherits);
+                    other.for_each(|one| one.answer = None);
                 }
             }
             Act::Ask(request) => came = self.ask(request, usize::MAX)?,

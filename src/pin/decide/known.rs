@@ -83,14 +83,17 @@ impl KnownPod<'_> {
     /// Whether containers without CPUs of their own run on the recorded CPUs of a container.
     fn is_used(&self, owner: &str, recorded: &PodAssignment) -> bool {
         let own = recorded.containers.get(owner);
-        let mut guests = self.guests(recorded);
-        own.is_some_and(|own| guests.any(|(_, cpus)| !cpus.is_disjoint(own)))
+        let mut inheriting = self.inheriting(recorded);
+        own.is_some_and(|own| inheriting.any(|(_, cpus)| !cpus.is_disjoint(own)))
     }
 
     /// The containers that run on recorded CPUs of their pod without having any of their own, as init containers do, and these
     /// CPUs. Some of the CPUs belong to containers that do not exist. The others may belong to a sidecar that is just being
     /// created, and so does not have them to itself yet.
-    pub(super) fn guests(&self, recorded: &PodAssignment) -> impl Iterator<Item = (&str, &CpuSet)> {
+    pub(super) fn inheriting(
+        &self,
+        recorded: &PodAssignment,
+    ) -> impl Iterator<Item = (&str, &CpuSet)> {
         let owners = recorded.containers.iter();
         let missing = owners.filter(|(owner, _)| !self.exists(owner));
         let of_missing = union(missing.map(|(_, cpus)| cpus));
@@ -116,7 +119,7 @@ impl KnownPod<'_> {
         };
         let name = container.name.as_str();
         let Some(own) = recorded.containers.get(name) else {
-            return match self.guest_reason(name, &granted, recorded) {
+            return match self.inherit_reason(name, &granted, recorded) {
                 Some(reason) => Entitlement::Inherit {
                     reason: reason.to_owned(),
                 },
@@ -124,7 +127,7 @@ impl KnownPod<'_> {
             };
         };
         match (
-            self.owner_reason(container, &granted, own),
+            self.keep_reason(container, &granted, own),
             u32::try_from(own.len()),
         ) {
             (Some(reason), Ok(cpus)) if cpus > 0 => Entitlement::Exclusive {
@@ -136,7 +139,7 @@ impl KnownPod<'_> {
     }
 
     /// Why a container keeps all CPUs that it owns, whatever its description grants.
-    fn owner_reason(
+    fn keep_reason(
         &self,
         container: &Container,
         granted: &Entitlement,
@@ -162,21 +165,23 @@ impl KnownPod<'_> {
     ///
     /// While a list is awaited, this holds for a new container, too, if CPUs of the pod wait for containers from before the
     /// agent's start: these may follow an init container.
-    fn guest_reason(
+    fn inherit_reason(
         &self,
         name: &str,
         granted: &Entitlement,
         recorded: &PodAssignment,
     ) -> Option<&'static str> {
-        let is_guest = || self.guests(recorded).any(|(guest, _)| guest == name);
+        let inherits_now = || self.inheriting(recorded).any(|(other, _)| other == name);
         let is_new = || granted.cpus() > 0 && self.exists(name) && !self.running.contains_key(name);
         let waits = |owner: &String| !self.exists(owner) && !self.stopped.contains(owner.as_str());
-        let inherits = match self.description {
+        let is_like_init = match self.description {
             Description::Complete | Description::RuntimeOnly => false,
-            Description::Missing => is_guest(),
-            Description::Awaited => is_guest() || is_new() && recorded.containers.keys().any(waits),
+            Description::Missing => inherits_now(),
+            Description::Awaited => {
+                inherits_now() || is_new() && recorded.containers.keys().any(waits)
+            }
         };
-        inherits.then_some(
+        is_like_init.then_some(
             "runs on the CPUs of the pod's other containers, as an init container does; neither the API server nor \
              a manifest describes the pod",
         )
