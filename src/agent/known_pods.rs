@@ -37,25 +37,28 @@ impl PodStore {
         self.undescribed() == Description::Missing && !self.is_described(uid)
     }
 
-    /// What is known of the pods in `observed` and in `pods`. For a single pod with a uid, only what is known of this pod.
+    /// What is known of the pods in `observed` and in `pods`.
+    ///
+    /// Until the ids are settled, a container that nobody lists may exist nevertheless. A complete list therefore takes nothing
+    /// before.
     #[doc(hidden)]
     pub fn known_pods<'a>(
         &'a self,
         observed: &'a Observed,
         pods: &'a [Arc<RecognizedPod>],
+        ids_settled: bool,
     ) -> KnownPods<'a> {
-        let undescribed = self.undescribed();
-        if let [pod] = pods
-            && let Some(uid) = pod.cgroup_uid()
-        {
-            let is_described = self.is_described(uid);
-            let cgroups = observed.pod(uid);
-            let known = self.known_pod(uid, is_described, undescribed, cgroups);
-            return BTreeMap::from([(uid, known)]);
-        }
+        let undescribed = match self.undescribed() {
+            Description::Missing if !ids_settled => Description::Awaited,
+            other => other,
+        };
         let known = |uid: &'a str, cgroups| {
-            let is_described = self.is_described(uid);
-            (uid, self.known_pod(uid, is_described, undescribed, cgroups))
+            let description = if self.is_described(uid) {
+                Description::Complete
+            } else {
+                undescribed
+            };
+            (uid, self.known_pod(uid, description, cgroups))
         };
         let without_cgroup = pods.iter().filter_map(|pod| pod.cgroup_uid());
         let mut all: KnownPods<'a> = without_cgroup.map(|uid| known(uid, None)).collect();
@@ -67,19 +70,14 @@ impl PodStore {
     fn known_pod<'a>(
         &'a self,
         uid: &'a str,
-        is_described: bool,
-        undescribed: Description,
+        description: Description,
         cgroups: Option<&'a ObservedPod>,
     ) -> KnownPod<'a> {
         let of_runtime = self.of_runtime(uid);
         let containers = cgroups.map(|pod| pod.containers.as_slice());
         let running = containers.unwrap_or_default().iter().filter_map(running);
         KnownPod {
-            description: if is_described {
-                Description::Complete
-            } else {
-                undescribed
-            },
+            description,
             listed: of_runtime.map(|of_runtime| {
                 let containers = of_runtime.pod.containers.iter();
                 containers
@@ -165,7 +163,8 @@ impl UndescribedOwners {
 mod tests {
     use super::*;
     use crate::agent::event::{PodKey, PodSource, PodsChange, PodsUpdate, RuntimeUpdate};
-    use crate::pin::{Desired, PodAssignment};
+    use crate::host::cgroup::PodCgroup;
+    use crate::pin::{Desired, PodAssignment, Scan};
     use crate::pod::{ContainerIds, Pod, recognized};
     use PodSource::{Api, Folder};
 
@@ -195,10 +194,9 @@ mod tests {
         let pods = store.known();
         let observed = Observed::default();
         let alone = recognized([pod(uid)]);
-        let one = store.known_pods(&observed, &alone)[uid].description;
-        let more = recognized([pod(uid), pod("x")]);
-        let all: Vec<_> = pods.iter().chain(&*more).cloned().collect();
-        let all = store.known_pods(&observed, &all);
+        let one = store.known_pods(&observed, &alone, true)[uid].description;
+        let all: Vec<_> = pods.iter().chain(&*alone).cloned().collect();
+        let all = store.known_pods(&observed, &all, true);
         assert_eq!(all[uid].description, one);
         one
     }
@@ -245,6 +243,28 @@ mod tests {
         assert_eq!(description(&mut none, "a"), Awaited);
         none.take_runtime(RuntimeUpdate::All(Vec::new()));
         assert_eq!(description(&mut none, "a"), RuntimeOnly);
+    }
+
+    #[test]
+    fn a_single_described_pod_hides_no_pod_without_a_description() {
+        let mut store = store(&[Api]);
+        list(&mut store, Api, vec![pod("listed")], Vec::new());
+        let cgroup = |uid: &str| PodCgroup {
+            uid: uid.to_owned(),
+            ..PodCgroup::default()
+        };
+        let scan = Scan {
+            pods: vec![cgroup("listed"), cgroup("missing")],
+            ..Scan::default()
+        };
+        let pods = store.known();
+        let (observed, _) = Observed::new(scan, &pods);
+        let known = store.known_pods(&observed, &pods, true);
+        assert_eq!(known["listed"].description, Description::Complete);
+        assert_eq!(known["missing"].description, Description::Missing);
+        // As long as containers may exist that nobody lists, no pod counts as missing.
+        let known = store.known_pods(&observed, &pods, false);
+        assert_eq!(known["missing"].description, Description::Awaited);
     }
 
     #[test]

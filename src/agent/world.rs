@@ -263,7 +263,12 @@ impl World {
 
     /// Reads a single pod. Returns false if the pod has no cgroup.
     pub(super) fn read_pod(&mut self, uid: &str, kernel: &impl Kernel) -> anyhow::Result<bool> {
+        let live = self.mirror.observed().live();
         let is_there = self.mirror.read_pod(uid, kernel, &self.pods)?;
+        if self.mirror.observed().live() != live {
+            // The CPUs of an ended partition are on offer again.
+            self.mirror.read_surroundings(kernel)?;
+        }
         self.renew_ledger(self.ledger.lost.clone());
         Ok(is_there)
     }
@@ -327,22 +332,16 @@ impl World {
         }
     }
 
-    /// The uids of pods with a container, now or soon. For a single pod with a uid, the set has at most this uid.
-    pub(super) fn here(&self, pods: &[Arc<RecognizedPod>]) -> HashSet<&str> {
-        self.pods.here(self.mirror.observed(), &self.pending, pods)
-    }
-
-    /// Decides about `pods`. At most `moves` running containers are moved to make room.
+    /// Decides about `pods`, with the cgroups in `observed`. At most `moves` running containers are moved to make room.
     pub(super) fn decide(
         &self,
         context: DecisionContext<'_>,
-        pods: &[Arc<RecognizedPod>],
-        ledger: &Ledger,
+        (pods, observed): (&[Arc<RecognizedPod>], &Observed),
         moves: usize,
     ) -> Decisions {
-        let observed = self.mirror.observed();
-        let here = self.here(pods);
-        let known = self.pods.known_pods(observed, pods);
+        let ledger = &self.ledger;
+        let here = self.pods.here(observed, &self.pending, pods);
+        let known = self.pods.known_pods(observed, pods, context.ids_settled);
         let input = DecisionInput {
             context: DecisionContext {
                 reserved: self.reserved(context.reserved),
@@ -455,6 +454,9 @@ impl World {
             return false;
         }
         self.mirror.forget(|pod| gone.contains(&pod.cgroup.path));
+        if self.mirror.read_surroundings(kernel).is_err() {
+            self.mirror.sweep(Instant::now());
+        }
         let lost = kernel.lost_cpus(&self.mirror.observed().live());
         let is_free = lost.is_ok_and(|lost| lost.is_empty());
         self.renew_ledger(self.ledger.lost.clone());

@@ -97,8 +97,16 @@ impl Decisions {
     /// Pinfold assigns no CPUs that it cannot enforce.
     pub fn keep_ledger_assignments(&mut self, pods: &[Arc<RecognizedPod>], ledger: &Ledger) {
         for decision in &mut self.containers {
-            let uid = pods.get(decision.pod).and_then(|pod| pod.cgroup_uid());
-            let owned = uid.map(|uid| ledger.of(uid)).unwrap_or_default().cpus();
+            let owned = || {
+                let pod = pods.get(decision.pod)?;
+                let recorded = ledger.assignments.get(pod.cgroup_uid()?)?;
+                let container = pod.containers.get(decision.container)?;
+                match decision.entitlement {
+                    Entitlement::Inherit { .. } => Some(recorded.cpus()),
+                    _ => recorded.containers.get(&container.name).cloned(),
+                }
+            };
+            let owned = owned().unwrap_or_default();
             if decision
                 .cpus
                 .take_if(|cpus| !cpus.is_subset(&owned))
@@ -224,7 +232,32 @@ pub fn decide(inputs: &DecisionInput<'_>, ledger: &Ledger) -> Decisions {
     let of_owners = sets.filter(|cpus| cpus.is_disjoint(inputs.context.reserved));
     decisions.desired.perhaps_owned = union(of_owners);
     decisions.desired.set_assignments(assignments);
+    keep_undescribed_inheriting(inputs, ledger, &requests, &mut decisions.desired);
     decisions
+}
+
+/// Leaves containers in place that run on the CPUs of their pod, and that not even the container runtime describes. They are
+/// init containers, mostly. Described containers have got an entitlement.
+fn keep_undescribed_inheriting(
+    inputs: &DecisionInput<'_>,
+    ledger: &Ledger,
+    requests: &[PodRequest<'_>],
+    desired: &mut Desired,
+) {
+    let known = inputs.known.into_iter().flatten();
+    for (uid, known) in known.filter(|(_, known)| known.description != Description::Complete) {
+        let Some(recorded) = ledger.assignments.get(*uid) else {
+            continue;
+        };
+        let request = requests.iter().find(|request| request.key == *uid);
+        let is_described = |name: &str| request.is_some_and(|request| request.has(name));
+        let inheriting = known.inheriting(recorded).map(|(name, _)| name);
+        let inheriting = inheriting.filter(|name| !is_described(name));
+        let inheriting: Vec<String> = inheriting.map(str::to_owned).collect();
+        if !inheriting.is_empty() {
+            desired.pod_mut(uid).init_containers.extend(inheriting);
+        }
+    }
 }
 
 // === impl PodRequest ===

@@ -191,6 +191,12 @@ impl ObservedContainer {
         }
     }
 
+    /// Whether the container is to run on the CPUs of its pod without owning any.
+    pub(super) fn is_init(&self, plan: &PodPlan) -> bool {
+        let name = self.name.as_ref().unwrap_or(&self.cgroup.id);
+        plan.init_containers.contains(name)
+    }
+
     /// Whether Pinfold has bound the container's memory to NUMA nodes.
     pub(super) fn has_bound_memory(&self) -> bool {
         let record = self.record.as_ref();
@@ -279,25 +285,6 @@ impl ObservedPod {
             }
         };
         union(self.others(name).map(cpus))
-    }
-
-    /// Whether a container runs on the CPUs of its pod without owning any: an init container by the description, or as far as
-    /// the kernel tells without a description.
-    pub(super) fn is_init(&self, container: &ObservedContainer, plan: &PodPlan) -> bool {
-        let name = container.name.as_deref().unwrap_or_default();
-        plan.init_containers.iter().any(|init| init == name)
-            || plan.name.is_none() && self.runs_inside(container, &plan.assignment)
-    }
-
-    /// Whether a container of a pod without a description runs on recorded CPUs of containers that do not exist, as an init
-    /// container does. Nobody may have told its name so far.
-    fn runs_inside(&self, container: &ObservedContainer, assignment: &PodAssignment) -> bool {
-        let cgroup = &container.cgroup;
-        let cpus = &cgroup.cpuset.effective;
-        let owners = assignment.containers.iter();
-        let absent = owners.filter(|(name, _)| self.container(name).is_none());
-        let absent = union(absent.map(|(_, cpus)| cpus));
-        cgroup.populated && !cpus.is_empty() && cpus.is_subset(&absent)
     }
 
     /// The cgroups in the pod that do not belong to the named container. A cgroup that an earlier run of the container

@@ -164,7 +164,8 @@ pub struct PodPlan {
     pub name: Option<(String, String)>,
     /// Whether the container runtime has told the name of a static pod.
     pub confirmed: bool,
-    /// Names of the init containers, which run on the CPUs of their pod.
+    /// Names of the init containers, which run on the CPUs of their pod. Without a description of the pod, these are the
+    /// containers that do so, by their ids if nobody has told their names.
     pub init_containers: Vec<String>,
     /// Whether all containers except init containers own CPUs. If so, the plan lifts the pod's own
     /// quota, too.

@@ -532,7 +532,7 @@ fn an_upgrade_frees_what_a_sandbox_holds() {
 }
 
 /// The annotations and the owner of a mirror pod.
-fn mirror_of(uid: &str, mut pod: Value) -> Value {
+pub(crate) fn mirror_of(uid: &str, mut pod: Value) -> Value {
     pod["metadata"]["annotations"] = json!({
         "kubernetes.io/config.hash": uid, "kubernetes.io/config.mirror": uid, "kubernetes.io/config.source": "file",
     });

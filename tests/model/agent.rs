@@ -301,6 +301,11 @@ impl Setup {
         PodStore::new(ContainerIds::Awaited).listed_by(&[PodSource::Api])
     }
 
+    /// A store for an agent without an API server.
+    pub(crate) fn store_without_api() -> PodStore {
+        PodStore::new(ContainerIds::Awaited)
+    }
+
     /// The plan of an agent that starts now, with the pods of the API.
     pub(crate) fn plan(&self, world: &World) -> Planned {
         self.plan_with(world, &self.store(world), &PendingAssignments::default())
@@ -318,7 +323,7 @@ impl Setup {
         pending.enter(&mut ledger);
         let machine = self.machine(world.kernel.online);
         let here = store.here(&observed, pending, &pods);
-        let known = store.known_pods(&observed, &pods);
+        let known = store.known_pods(&observed, &pods, true);
         let inputs = DecisionInput {
             context: DecisionContext {
                 topology: &machine.0,

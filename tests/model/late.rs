@@ -6,7 +6,9 @@ use super::agent::{Setup, Shape};
 use super::events::Event;
 use super::kernel::KernelKind;
 use super::requests::{Act, Agent, Request, told};
-use Act::{Appear, Ask, End, Happen, List, Reconcile, RestartBeforeList, Run, RunEarly};
+use Act::{
+    Appear, Ask, End, Happen, KillIn, List, Reconcile, Remove, RestartBeforeList, Run, RunEarly,
+};
 use Request::{Create, Start};
 
 const KINDS: [KernelKind; 5] = [
@@ -126,5 +128,49 @@ fn a_pod_that_is_in_no_list_keeps_only_what_runs() {
             let ended = [listed.as_slice(), &[End(0, 0), Reconcile]].concat();
             assert_eq!(owned(&setup, &ended), 0, "{kind:?}");
         }
+    }
+}
+
+#[test]
+fn with_the_runtime_alone_cpus_stay_until_the_container_is_removed() {
+    for kind in KINDS {
+        let setup = Setup::new(kind, 6, 1, &[Shape::Two(1, 2)]);
+        let pod = joined(&[&[Run(0)], &runs(0, 0), &runs(0, 1)]);
+        let owned = |more: &[Act]| {
+            let agent = Agent::with_runtime_alone(&setup);
+            let agent = agent.then(&[pod.as_slice(), more].concat());
+            agent
+                .unwrap_or_else(|broken| panic!("{broken}"))
+                .owned(0)
+                .len()
+        };
+        assert_eq!(owned(&[End(0, 1), Reconcile]), 3, "{kind:?}");
+        assert_eq!(owned(&[End(0, 1), Remove(0, 1), Reconcile]), 1, "{kind:?}");
+        // After a restart of the agent, the runtime does not tell of what it had removed before.
+        let restarted = [End(0, 1), RestartBeforeList, Reconcile];
+        assert_eq!(owned(&restarted), 3, "{kind:?}");
+    }
+}
+
+/// A sidecar is created beside an init container, and the agent is killed in both requests. After the restart, nobody has named
+/// their cgroups so far, and each looks like an init container.
+#[test]
+fn containers_without_a_name_take_no_further_cpus() {
+    for kind in KINDS {
+        let setup = Setup::new(kind, 8, 2, &[Shape::InitBesideSidecar(1)]);
+        let acts = [
+            Run(0),
+            Ask(Create(0, 1)),
+            Appear(0, 1),
+            KillIn(0, Start(0, 1)),
+            KillIn(0, Create(0, 0)),
+            Appear(0, 0),
+            RestartBeforeList,
+        ];
+        let agent = Agent::after(&setup, &acts);
+        let mut agent = agent.unwrap_or_else(|broken| panic!("{broken}"));
+        let settled = agent.settle().and_then(|()| agent.go(List));
+        let settled = settled.and_then(|_| agent.settle());
+        settled.unwrap_or_else(|rule| panic!("{}", told(&rule, &acts, &agent.world)));
     }
 }

@@ -1,6 +1,6 @@
 //! The state machine: events, the agent's reactions, and the rules that hold after every step.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 
 use pinfold::agent::world::{PendingAssignments, PodStore};
@@ -159,6 +159,7 @@ impl Setup {
             .union(&ledger.excluded)
             .union(&ledger.exclusive());
         let free = set(world.kernel.offered()).difference(&excluded).len();
+        let mut promised: BTreeMap<usize, usize> = BTreeMap::new();
         for decision in &planned.decisions.containers {
             let Entitlement::Exclusive { cpus: owed, .. } = &decision.entitlement else {
                 continue;
@@ -170,15 +171,18 @@ impl Setup {
             };
             let uid = pod.cgroup_uid().filter(has_cgroup);
             let here = uid.is_some_and(|uid| planned.here.contains(uid));
-            // An init container whose description came late hands its CPUs on when it ends.
-            let late = planned.decisions.containers.iter().filter(|other| {
-                let kind = planned.pods[other.pod].containers[other.container].kind;
-                other.pod == decision.pod && kind == ContainerKind::Init
-            });
-            let late = late.filter(|init| init.entitlement.cpus() > 0);
-            let promised = late.filter_map(|init| init.cpus.as_ref()).map(CpuSet::len);
-            let has = decision.cpus.as_ref().map_or(0, CpuSet::len) + promised.sum::<usize>();
-            if here && *owed as usize > has && *owed as usize - has <= free {
+            let has = decision.cpus.as_ref().map_or(0, CpuSet::len);
+            let mut lacks = (*owed as usize).saturating_sub(has);
+            // An init container whose description came late hands its CPUs on to new containers when it ends.
+            if pod.containers[decision.container].runtime_id.is_none() {
+                let left = promised
+                    .entry(decision.pod)
+                    .or_insert_with(|| late_init_cpus(planned, decision.pod));
+                let later = lacks.min(*left);
+                *left -= later;
+                lacks -= later;
+            }
+            if here && lacks > 0 && lacks <= free {
                 return Err(format!(
                     "{} owns {has} CPUs, is owed {owed}, and {free} are free",
                     pod.name
@@ -275,13 +279,8 @@ impl Setup {
                     continue;
                 };
                 let mut wanted = claims.containers.get(name).map_or(0, bits);
-                // Without a description, a container that runs on the CPUs of absent containers of its pod stays there.
-                let is_described = desired.pod(uid).is_some_and(|plan| plan.name.is_some());
-                let left = all & !others(&pod.containers, &claims, name);
-                if !is_described && wanted == 0 && effective & !left == 0 {
-                    continue;
-                }
-                if inside.iter().any(|container| container == name) {
+                let key = container.name.as_ref().unwrap_or(&container.cgroup.id);
+                if inside.contains(key) && wanted == 0 {
                     wanted = all & !others(&pod.containers, &claims, name);
                     // A live partition of an init container does not grow.
                     let kept = wanted & node.exclusive;
@@ -347,6 +346,18 @@ impl Setup {
             None => Ok(()),
         }
     }
+}
+
+/// The number of CPUs of a pod's init containers that own some.
+fn late_init_cpus(planned: &Planned, pod: usize) -> usize {
+    let of_pod = planned.decisions.containers.iter();
+    let of_pod = of_pod.filter(|decision| decision.pod == pod && decision.entitlement.cpus() > 0);
+    let late = of_pod.filter(|decision| {
+        planned.pods[pod].containers[decision.container].kind == ContainerKind::Init
+    });
+    late.filter_map(|init| init.cpus.as_ref())
+        .map(CpuSet::len)
+        .sum()
 }
 
 /// The CPUs of the existing containers of a pod, without the container `name`.
@@ -430,6 +441,9 @@ pub(crate) struct Watch {
     partition: bool,
     /// Cgroup, and the CPUs that the cgroup keeps.
     owners: Vec<(usize, Cpus)>,
+    /// Containers that nobody has named, with their pod. Two of them may run on the same CPUs of the pod: the agent does not
+    /// know which of them is an owner, and leaves both where they are.
+    unnamed: BTreeMap<usize, usize>,
     /// Cgroups, as bits, whose program has not begun. A pod pass may ignore the cgroups: their start moves them off.
     pub(crate) waiting: u32,
 }
@@ -439,11 +453,15 @@ pub(crate) struct Watch {
 impl Watch {
     pub(crate) fn new(world: &World, planned: &Planned) -> Self {
         let mut owners = Vec::new();
+        let mut unnamed = BTreeMap::new();
         let partition = world.enforcement == ModelEnforcement::Partition;
         for pod in &planned.observed.pods {
             let claims = planned.decisions.desired.assignment(&pod.cgroup.uid);
             for container in &pod.containers {
                 let index = node_of(&container.cgroup.path);
+                if container.name.is_none() {
+                    unnamed.insert(index, node_of(&pod.cgroup.path));
+                }
                 let Some(claim) = container
                     .name
                     .as_ref()
@@ -470,6 +488,7 @@ impl Watch {
         Self {
             partition,
             owners,
+            unnamed,
             waiting: 0,
         }
     }
@@ -504,7 +523,11 @@ impl Watch {
                     set(effective)
                 ));
             }
-            let counts = |other: &usize| other != owner && self.waiting & (1 << other) == 0;
+            let pod = self.unnamed.get(owner);
+            let counts = |other: &usize| {
+                let are_unnamed = pod.is_some() && pod == self.unnamed.get(other);
+                other != owner && self.waiting & (1 << other) == 0 && !are_unnamed
+            };
             for other in world.kernel.leaves().filter(counts) {
                 if world.kernel.effective(other) & cpus != 0 {
                     return Err(format!(

@@ -77,12 +77,11 @@ fn choice_of_late_descriptions() -> impl Strategy<Value = Choice> {
     ]
 }
 
-fn run_requests(setup: &Setup, menu: Menu, choices: &[Choice]) -> Result<(), TestCaseError> {
+fn run_requests(mut agent: Agent<'_>, menu: Menu, choices: &[Choice]) -> Result<(), TestCaseError> {
     fn one<T: Copy>(all: &[T], number: u16) -> Option<T> {
         let at = usize::from(number).checked_rem(all.len())?;
         all.get(at).copied()
     }
-    let mut agent = Agent::new(setup);
     let mut acts: Vec<Act> = Vec::new();
     for choice in choices {
         let (own, others) = agent.acts(menu);
@@ -118,15 +117,19 @@ fn run_requests(setup: &Setup, menu: Menu, choices: &[Choice]) -> Result<(), Tes
     settled.map_err(|rule| TestCaseError::fail(told(&rule, &acts, &agent.world)))
 }
 
-fn run_requests_on(kind: KernelKind, menu: Menu, choices: &[Choice]) -> Result<(), TestCaseError> {
+fn setup_of_requests(kind: KernelKind) -> Setup {
     let shapes = [
         Shape::Two(2, 1),
         Shape::Init(2),
         Shape::InitBesideSidecar(1),
         Shape::Shared,
     ];
-    let setup = Setup::new(kind, 8, 2, &shapes);
-    let run = run_requests(&setup, menu, choices);
+    Setup::new(kind, 8, 2, &shapes)
+}
+
+fn run_requests_on(kind: KernelKind, menu: Menu, choices: &[Choice]) -> Result<(), TestCaseError> {
+    let setup = setup_of_requests(kind);
+    let run = run_requests(Agent::new(&setup), menu, choices);
     run.map_err(|error| TestCaseError::fail(format!("{kind:?}: {error}")))
 }
 
@@ -239,6 +242,18 @@ proptest! {
             run_requests_on(kind, PLAIN, &choices)?;
         }
     }
+
+    /// The same without an API server: nothing but the runtime describes the pods.
+    #[test]
+    fn descriptions_of_the_runtime_alone(
+        choices in prop::collection::vec(choice_of_late_descriptions(), 1..40)
+    ) {
+        for kind in [KernelKind::V1, KernelKind::V2, KernelKind::Early612, KernelKind::Late612, KernelKind::Linux72] {
+            let setup = setup_of_requests(kind);
+            let run = run_requests(Agent::with_runtime_alone(&setup), PLAIN, &choices);
+            run.map_err(|error| TestCaseError::fail(format!("{kind:?}: {error}")))?;
+        }
+    }
 }
 
 /// A foreign program confined pod 2 to a CPU of pod 1, so the kernel refuses pod 1's CPUs. The first reconcile frees a CPU.
@@ -337,14 +352,9 @@ fn a_foreign_set_of_a_pod_leaves_its_containers_apart() {
 /// A planner that trims cgroups above partitions before the cgroups below is detected by a short history.
 #[test]
 fn a_mutant_is_detected_and_shrunk() {
-    let histories = prop::collection::vec(choice(), 1..20);
-    let config = ProptestConfig {
-        cases: 1000,
-        max_shrink_iters: 2000,
-        ..config()
-    };
+    let histories = prop::collection::vec(choice(), 1..60);
     let mut runner =
-        TestRunner::new_with_rng(config, TestRng::deterministic_rng(RngAlgorithm::ChaCha));
+        TestRunner::new_with_rng(config(), TestRng::deterministic_rng(RngAlgorithm::ChaCha));
     match runner.run(&histories, |choices| {
         run(KernelKind::Early612, PLAIN, trimmed_first, &choices)
     }) {

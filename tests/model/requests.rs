@@ -7,6 +7,7 @@ use pinfold::agent::turn::TurnResult;
 use pinfold::agent::world::{PodStore, World as AgentWorld};
 use pinfold::agent::{RuntimePod, RuntimeUpdate};
 use pinfold::cpu::CpuSet;
+use pinfold::pin::decide::Decision;
 use pinfold::pin::{DriftCause, Ledger, Observed, PodAssignment};
 use pinfold::pod::{ContainerIds, ContainerKind, Entitlement};
 
@@ -34,7 +35,7 @@ pub(crate) enum Act {
     Run(usize),
     /// The same, and the API server's description of the pod comes later, with the event `Learn`.
     RunEarly(usize),
-    /// The agent restarts, and the API server's list comes later.
+    /// The agent restarts. The API server's list comes later, if there is an API server.
     RestartBeforeList,
     /// The API server's list arrives.
     List,
@@ -50,6 +51,8 @@ pub(crate) enum Act {
     Fail(usize, usize),
     /// A container ends together with its cgroup.
     End(usize, usize),
+    /// The kubelet removes an ended container.
+    Remove(usize, usize),
     /// A node pass of the timer.
     Reconcile,
     /// A node pass for another reason.
@@ -68,8 +71,30 @@ struct Container {
     incarnation: usize,
     /// The CPUs of the answer, until the container has started or something else may change them.
     answer: Option<CpuSet>,
+    /// Whether the agent answered that the container runs on the CPUs of its pod.
+    inherits: bool,
     has_cgroup: bool,
     started: bool,
+}
+
+/// A started container, and those of its CPUs that are its own or, if it may be an init container, its pod's.
+struct Pinned {
+    pod: usize,
+    at: usize,
+    leaf: usize,
+    cpus: CpuSet,
+    /// Whether a record says that the CPUs are the container's.
+    is_owner: bool,
+}
+
+/// Whether the API server lists the pods.
+#[derive(Debug, Clone, Copy, PartialEq)]
+enum ApiList {
+    /// The list has arrived since the agent's start.
+    Arrived,
+    Awaited,
+    /// There is no API server.
+    Never,
 }
 
 /// The agent, the runtime and the world.
@@ -81,6 +106,8 @@ pub(crate) struct Agent<'a> {
     watched: Kernel,
     /// The containers of each pod of the runtime.
     runtime: Vec<Option<[Option<Container>; CONTAINERS]>>,
+    /// The ended containers, and whether the kubelet has removed them. A new connection does not tell of either.
+    ended: BTreeMap<(usize, usize), bool>,
     /// The next incarnation of each container.
     next: BTreeMap<(usize, usize), usize>,
     /// Whether a foreign program has changed the node since the last node pass.
@@ -90,10 +117,9 @@ pub(crate) struct Agent<'a> {
     may_drift: bool,
     /// Whether the agent was killed since the last node pass.
     was_killed: bool,
-    /// Whether the entitlement of a pod has changed.
-    has_resized: bool,
-    /// Whether the API server's list has arrived since the agent's start.
-    has_list: bool,
+    /// The pods whose entitlement has changed.
+    resized: BTreeSet<usize>,
+    list: ApiList,
     /// The number of requests served by a pod pass alone, and by node passes.
     pub(crate) served: [usize; 2],
 }
@@ -130,20 +156,33 @@ impl<'a> Agent<'a> {
             state: setup.state(setup.store(&world)),
             watched: world.kernel.clone(),
             runtime: vec![None; world.pods.len()],
+            ended: BTreeMap::new(),
             world,
             next: BTreeMap::new(),
             is_disturbed: false,
             may_drift: false,
             was_killed: false,
-            has_resized: false,
-            has_list: true,
+            resized: BTreeSet::new(),
+            list: ApiList::Arrived,
             served: [0; 2],
         }
     }
 
+    /// An agent without an API server.
+    pub(crate) fn with_runtime_alone(setup: &'a Setup) -> Self {
+        let mut agent = Self::new(setup);
+        agent.list = ApiList::Never;
+        agent.state = setup.state(agent.store(&agent.world));
+        agent
+    }
+
     /// An agent after some acts.
     pub(crate) fn after(setup: &'a Setup, acts: &[Act]) -> Result<Self, Broken> {
-        let mut agent = Self::new(setup);
+        Self::new(setup).then(acts)
+    }
+
+    pub(crate) fn then(self, acts: &[Act]) -> Result<Self, Broken> {
+        let mut agent = self;
         for (number, act) in acts.iter().enumerate() {
             agent
                 .go(*act)
@@ -162,13 +201,17 @@ impl<'a> Agent<'a> {
         pods.flat_map(|pod| (0..CONTAINERS).map(move |at| (pod, at)))
     }
 
-    /// Whether the container is an init container without CPUs of its own, or may be one as far as the agent knows. An init
-    /// container has some if the description came late.
-    fn inherits(&self, pod: usize, at: usize, owned: &PodAssignment) -> bool {
+    /// Whether the API server has described a pod.
+    fn is_described(&self, pod: usize) -> bool {
+        self.list == ApiList::Arrived && self.world.pods[pod].known
+    }
+
+    /// Whether a container runs on the CPUs of its pod: an init container without CPUs of its own. It has some if its description
+    /// came late. Without a description, the agent decides which container may be one.
+    fn inherits(&self, (pod, at): (usize, usize), owned: &PodAssignment, decided: bool) -> bool {
         let kind = self.setup.shapes[pod].containers()[at].0;
-        let is_described = self.has_list && self.world.pods[pod].known;
-        let may_be_init = kind == ContainerKind::Init || !is_described;
-        may_be_init && !owned.containers.contains_key(&name(at))
+        let is_init = self.is_described(pod) && kind == ContainerKind::Init;
+        (is_init || decided) && !owned.containers.contains_key(&name(at))
     }
 
     /// The CPUs of a pod's record that an init container may use: those without a container.
@@ -207,11 +250,16 @@ impl<'a> Agent<'a> {
         let containers = described.containers.iter_mut();
         containers.for_each(|container| container.kind = ContainerKind::App);
         described.ids = ContainerIds::Runtime;
+        let ended = |is_removed: bool| {
+            let of_pod = self.ended.range((pod, 0)..(pod + 1, 0));
+            let ended = of_pod.filter(|(_, removed)| **removed == is_removed);
+            ended.map(|((_, at), _)| name(*at)).collect()
+        };
         Some(RuntimePod {
             pod: described,
             injected: BTreeMap::new(),
-            removed: BTreeSet::new(),
-            stopped: BTreeSet::new(),
+            removed: ended(true),
+            stopped: ended(false),
         })
     }
 
@@ -222,19 +270,26 @@ impl<'a> Agent<'a> {
 
     /// A store with the pods that a new agent reads.
     fn store(&self, world: &World) -> PodStore {
-        let mut store = if self.has_list {
-            self.setup.store(world)
-        } else {
-            Setup::store_without_list()
+        let mut store = match self.list {
+            ApiList::Arrived => self.setup.store(world),
+            ApiList::Awaited | ApiList::Never => self.store_without_list(),
         };
         store.take_runtime(self.all_of_runtime());
         store
+    }
+
+    fn store_without_list(&self) -> PodStore {
+        match self.list {
+            ApiList::Never => Setup::store_without_api(),
+            ApiList::Arrived | ApiList::Awaited => Setup::store_without_list(),
+        }
     }
 
     /// The list that the agent had arrives again without delay.
     fn restart(&mut self) {
         self.was_killed = true;
         self.world.refused.clear();
+        self.ended.clear();
         self.state = self.setup.state(self.store(&self.world));
     }
 
@@ -273,6 +328,14 @@ impl<'a> Agent<'a> {
             for at in 0..kinds.len() {
                 let clash = |other: usize| containers[other].is_some() && clashes(other, at);
                 match &containers[at] {
+                    None if self.list == ApiList::Never
+                        && self.ended.get(&(pod, at)) == Some(&false) =>
+                    {
+                        acts.push(Act::Remove(pod, at));
+                        if !is_busy && !(0..kinds.len()).any(clash) {
+                            acts.push(Act::Ask(Request::Create(pod, at)));
+                        }
+                    }
                     None if is_busy || (0..kinds.len()).any(clash) => {}
                     None => {
                         acts.push(Act::Ask(Request::Create(pod, at)));
@@ -322,10 +385,10 @@ impl<'a> Agent<'a> {
 
     /// Makes a move. Whether an ordered kill or yield came about.
     pub(crate) fn go(&mut self, act: Act) -> Result<bool, Broken> {
-        let running = self.on_own_cpus();
+        let pinned = self.pinned();
         let came = self.act(act)?;
         self.has_one_owner()?;
-        self.stays(&running, act)?;
+        self.stay(&pinned, act)?;
         Ok(came)
     }
 
@@ -341,24 +404,29 @@ impl<'a> Agent<'a> {
                 self.tell(pod);
             }
             Act::RestartBeforeList => {
-                self.has_list = false;
+                if self.list == ApiList::Arrived {
+                    self.list = ApiList::Awaited;
+                }
                 self.was_killed = true;
                 self.world.refused.clear();
-                self.state = self.setup.state(Setup::store_without_list());
+                self.ended.clear();
+                self.state = self.setup.state(self.store_without_list());
                 // The runtime lists its pods after the first pass.
                 self.turn_of_all(&mut || false, &mut usize::MAX.to_owned())?;
                 let all = self.all_of_runtime();
                 self.state.take_runtime(all);
             }
+            Act::List if self.list == ApiList::Never => {}
             Act::List => {
-                self.has_list = true;
+                self.list = ApiList::Arrived;
                 self.describe();
-                // A pod that is not in the list may now own other CPUs than the last answer said.
+                // A pod that is not in the list may now own other CPUs than the last answer said, and so may a container that
+                // seemed to be an init container.
                 for (pod, containers) in self.runtime.iter_mut().enumerate() {
-                    if !self.world.pods[pod].known {
-                        let containers = containers.iter_mut().flatten().flatten();
-                        containers.for_each(|one| one.answer = None);
-                    }
+                    let is_listed = self.world.pods[pod].known;
+                    let containers = containers.iter_mut().flatten().flatten();
+                    let other = containers.filter(|one| !is_listed || one.inherits);
+                    other.for_each(|one| one.answer = None);
                 }
             }
             Act::Ask(request) => came = self.ask(request, usize::MAX)?,
@@ -375,10 +443,16 @@ impl<'a> Agent<'a> {
             Act::Appear(pod, container) => self.appear(pod, container)?,
             Act::Fail(pod, container) => {
                 self.runtime[pod].as_mut().unwrap()[container] = None;
+                self.ended.insert((pod, container), true);
+                self.tell(pod);
+            }
+            Act::Remove(pod, container) => {
+                self.ended.insert((pod, container), true);
                 self.tell(pod);
             }
             Act::End(pod, container) => {
                 self.runtime[pod].as_mut().unwrap()[container] = None;
+                self.ended.insert((pod, container), false);
                 self.world.happen(Event::End(pod, container));
                 self.tell(pod);
             }
@@ -405,56 +479,71 @@ impl<'a> Agent<'a> {
         Ok(came)
     }
 
-    /// The started containers that run on CPUs of their pod alone, with these CPUs.
-    fn on_own_cpus(&self) -> BTreeMap<(usize, usize, usize), CpuSet> {
+    /// The started containers that Pinfold has pinned. On cgroup v1 an owner begins with all CPUs of its pod if no agent answers.
+    fn pinned(&self) -> Vec<Pinned> {
         let (_, ledger) = self.ledger();
         let kernel = &self.world.kernel;
         let all = self.containers();
-        let running = all.filter_map(|(pod, at)| {
+        let pinned = all.filter_map(|(pod, at)| {
             let one = self.container(pod, at).filter(|one| one.started)?;
             let leaf = leaf_node(pod, at, one.incarnation);
             let node = kernel.get(leaf)?;
-            let cpus = set(kernel.effective(leaf));
-            let owned = ledger.of(&pod.to_string()).cpus();
+            let effective = set(kernel.effective(leaf));
+            let owned = ledger.of(&pod.to_string());
+            let own = owned.containers.get(&name(at));
+            let kind = self.setup.shapes[pod].containers()[at].0;
+            let may_be_init = kind == ContainerKind::Init || !self.is_described(pod);
+            let cpus = match own {
+                Some(own) => effective.intersection(own),
+                None if may_be_init => effective.clone(),
+                None => return None,
+            };
             // With partitions, a container without one runs on shared CPUs.
             let partition = self.world.enforcement == ModelEnforcement::Partition;
-            let is_pinned = !cpus.is_empty() && cpus.is_subset(&owned);
-            (is_pinned && (!partition || node.is_live()))
-                .then_some(((pod, at, one.incarnation), cpus))
+            let is_pinned = !cpus.is_empty() && effective.is_subset(&owned.cpus());
+            (is_pinned && (!partition || node.is_live())).then(|| Pinned {
+                pod,
+                at,
+                leaf,
+                cpus,
+                is_owner: own.is_some(),
+            })
         });
-        running.collect()
+        pinned.collect()
     }
 
-    /// A running container keeps the CPUs that it has, unless its entitlement changes. An init container hands CPUs to a
-    /// sidecar that is created beside it.
-    fn stays(
-        &self,
-        before: &BTreeMap<(usize, usize, usize), CpuSet>,
-        act: Act,
-    ) -> Result<(), Broken> {
-        if self.may_drift || self.has_resized {
-            return Ok(());
+    /// A running container keeps the CPUs that it has, unless its pod's entitlement changes. An init container without CPUs of
+    /// its own hands CPUs to a sidecar that is created beside it.
+    fn stay(&self, pinned: &[Pinned], act: Act) -> Result<(), Broken> {
+        let mut pinned = pinned.iter();
+        let moved = pinned.find(|one| {
+            let now = set(self.world.kernel.effective(one.leaf));
+            let lost = one.cpus.difference(&now);
+            self.world.kernel.get(one.leaf).is_some()
+                && !self.resized.contains(&one.pod)
+                && !lost.is_subset(&self.handed_over(one))
+        });
+        match moved {
+            Some(one) if !self.may_drift => Err(format!(
+                "{act} moves the running container {} from {} to {}",
+                path(one.leaf),
+                one.cpus,
+                set(self.world.kernel.effective(one.leaf))
+            )),
+            _ => Ok(()),
         }
-        for ((pod, at, incarnation), cpus) in before {
-            let kinds = self.setup.shapes[*pod].containers();
-            let is_init = kinds[*at].0 == ContainerKind::Init;
-            if is_init
-                && kinds
-                    .iter()
-                    .any(|(kind, _)| *kind == ContainerKind::Sidecar)
-            {
-                continue;
-            }
-            let leaf = leaf_node(*pod, *at, *incarnation);
-            let now = set(self.world.kernel.effective(leaf));
-            if self.world.kernel.get(leaf).is_some() && !cpus.is_subset(&now) {
-                return Err(format!(
-                    "{act} moves the running container {} from {cpus} to {now}",
-                    path(leaf)
-                ));
-            }
-        }
-        Ok(())
+    }
+
+    /// The CPUs that a container may hand over: those of the sidecars beside an init container.
+    fn handed_over(&self, one: &Pinned) -> CpuSet {
+        let (_, ledger) = self.ledger();
+        let owned = ledger.of(&one.pod.to_string());
+        let kinds = self.setup.shapes[one.pod].containers();
+        let is_init = kinds[one.at].0 == ContainerKind::Init && !one.is_owner;
+        let sidecars =
+            (0..kinds.len()).filter(|at| is_init && kinds[*at].0 == ContainerKind::Sidecar);
+        let sidecars = sidecars.filter_map(|at| owned.containers.get(&name(at)));
+        sidecars.fold(CpuSet::new(), |all, cpus| all.union(cpus))
     }
 
     fn yields(&mut self, at: usize, request: Request) -> Result<bool, Broken> {
@@ -472,7 +561,7 @@ impl<'a> Agent<'a> {
 
     /// The API reports the described pods.
     fn describe(&mut self) {
-        if self.has_list {
+        if self.list == ApiList::Arrived {
             self.state.take_pods(self.setup.described(&self.world));
         }
     }
@@ -482,10 +571,18 @@ impl<'a> Agent<'a> {
         self.is_disturbed |=
             event.is_foreign() || matches!(event, Event::Offline(_) | Event::Online(_));
         self.may_drift |= self.is_disturbed || matches!(event, Event::Enforce(_) | Event::Reserve);
-        self.has_resized |= matches!(event, Event::Resize(_));
         match event {
+            Event::Resize(pod) => {
+                self.resized.insert(pod);
+                if self.list == ApiList::Never && self.runtime[pod].is_some() {
+                    self.tell(pod);
+                }
+                self.describe();
+            }
             Event::Remove(pod) => {
+                self.resized.remove(&pod);
                 self.runtime[pod] = None;
+                self.ended.retain(|(of, _), _| *of != pod);
                 self.describe();
                 self.tell(pod);
             }
@@ -541,6 +638,7 @@ impl<'a> Agent<'a> {
         self.runtime[pod].as_mut().unwrap()[container] = Some(Container {
             incarnation: 1,
             answer: None,
+            inherits: false,
             has_cgroup: true,
             started: true,
         });
@@ -561,9 +659,11 @@ impl<'a> Agent<'a> {
                 self.runtime[pod].as_mut().unwrap()[at] = Some(Container {
                     incarnation,
                     answer: None,
+                    inherits: false,
                     has_cgroup: false,
                     started: false,
                 });
+                self.ended.remove(&(pod, at));
                 self.tell(pod);
                 let turn = Turn::Admit(&uid, &container);
                 let Some(result) = self.run_for_request(turn, &mut left)? else {
@@ -576,10 +676,10 @@ impl<'a> Agent<'a> {
                 let result = self.run_for_request(Turn::Start(&uid), &mut left)?;
                 let one = self.change(pod, at).unwrap();
                 (one.started, one.answer) = (true, None);
-                if result.is_none() {
+                let Some(result) = result else {
                     return Ok(true);
-                }
-                self.started(pod, at)?;
+                };
+                self.started(pod, at, &result)?;
             }
         }
         Ok(false)
@@ -714,6 +814,14 @@ impl<'a> Agent<'a> {
         };
         let cpus = decision.cpus.clone();
         let owns = matches!(decision.entitlement, Entitlement::Exclusive { .. });
+        let inherits = matches!(decision.entitlement, Entitlement::Inherit { .. });
+        // An init container that starts again may still count as running.
+        let is_app = self.setup.shapes[pod].containers()[at].0 != ContainerKind::Init;
+        if inherits && is_app && self.list != ApiList::Awaited {
+            return Err(format!(
+                "container {at} of pod {pod} counts as an init container without any reason"
+            ));
+        }
         if let Some(cpus) = cpus
             .as_ref()
             .filter(|_| self.world.enforcement != ModelEnforcement::Observe)
@@ -744,7 +852,8 @@ impl<'a> Agent<'a> {
             self.world.enforcement != ModelEnforcement::Cpuset || cpus.is_subset(&available)
         });
         let answer = writable.and_then(|cpus| self.state.cpus_for_runtime(&uid, &name(at), &cpus));
-        self.change(pod, at).unwrap().answer = answer;
+        let one = self.change(pod, at).unwrap();
+        (one.answer, one.inherits) = (answer, inherits);
         Ok(())
     }
 
@@ -760,12 +869,15 @@ impl<'a> Agent<'a> {
         }
         for (pod, containers) in self.runtime.iter().enumerate() {
             for (at, one) in containers.iter().flatten().enumerate() {
-                let Some(cpus) = one.as_ref().and_then(|one| one.answer.as_ref()) else {
+                let answered = one
+                    .as_ref()
+                    .and_then(|one| Some((one.answer.as_ref()?, one.inherits)));
+                let Some((cpus, inherits)) = answered else {
                     continue;
                 };
                 let uid = pod.to_string();
                 let owned = ledger.of(&uid);
-                let is_init = self.inherits(pod, at, &owned);
+                let is_init = self.inherits((pod, at), &owned, inherits);
                 for (owner, assignment) in &ledger.assignments {
                     let others = assignment
                         .containers
@@ -795,7 +907,11 @@ impl<'a> Agent<'a> {
     }
 
     /// After a start the container's CPUs are effective, and no other started container runs on the CPUs.
-    fn started(&mut self, pod: usize, at: usize) -> Result<(), Broken> {
+    fn started(&mut self, pod: usize, at: usize, result: &TurnResult) -> Result<(), Broken> {
+        let decision = result.decision(&pod.to_string(), &name(at));
+        let inherits =
+            |decision: &Decision| matches!(decision.entitlement, Entitlement::Inherit { .. });
+        let decided = decision.is_some_and(inherits) && !self.is_described(pod);
         let planned = self.plan();
         if self.world.enforcement == ModelEnforcement::Observe
             || self.is_disturbed
@@ -813,7 +929,7 @@ impl<'a> Agent<'a> {
         let own = leaf(pod, at).unwrap();
         let (_, ledger) = self.ledger();
         let owned = ledger.of(&pod.to_string());
-        let inherits = self.inherits(pod, at, &owned);
+        let inherits = self.inherits((pod, at), &owned, decided);
         let cpus = if inherits {
             self.left_for_init(pod, at)
         } else {

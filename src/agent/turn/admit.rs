@@ -35,18 +35,26 @@ pub fn admit(
     }
     world.heartbeat.begin("decide what the container gets");
     let moves = world.moves_left(enforcement, context.moves_per_hour);
-    // A move needs the descriptions of all pods.
     let pods = if moves > 0 {
         world.pods_list()
     } else {
         PodList::from([pod])
     };
-    let mut decisions = world.decide(context.node, &pods, &world.ledger, moves);
+    let decide = |world: &World| {
+        // A move concerns all pods, an answer without moves no other one.
+        let only = || world.observed().only(uid).unwrap_or_default();
+        if moves > 0 {
+            world.decide(context.node, (&pods, world.observed()), moves)
+        } else {
+            world.decide(context.node, (&pods, &only()), moves)
+        }
+    };
+    let mut decisions = decide(world);
     let is_lacking =
         |decisions: &Decisions| decision(&pods, uid, container, decisions).is_some_and(lacks);
     // Owners of CPUs may have ended since they were read.
     if is_lacking(&decisions) && world.forget_ended_owners(kernel) {
-        decisions = world.decide(context.node, &pods, &world.ledger, moves);
+        decisions = decide(world);
     }
     if is_lacking(&decisions) && may_free_cpus(world, kernel, context)
         || !decisions.moves.is_empty()

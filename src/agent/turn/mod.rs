@@ -114,7 +114,7 @@ fn may_free_cpus(world: &mut World, kernel: &impl Kernel, context: &TurnContext<
     }
     let moves = world.moves_left(context.node.enforcement, context.moves_per_hour);
     let pods = world.pods_list();
-    let decisions = world.decide(context.node, &pods, &world.ledger, moves);
+    let decisions = world.decide(context.node, (&pods, world.observed()), moves);
     let kept = decisions.desired.exclusive();
     let gives_up = !world.ledger.exclusive().is_subset(&kept);
     gives_up || !decisions.moves.is_empty()

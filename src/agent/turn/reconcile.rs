@@ -183,7 +183,7 @@ fn plan(world: &mut World, kernel: &impl Kernel, context: &TurnContext<'_>) -> P
     let drift = world.find_drift(node.topology, enforcement);
     let moves = world.moves_left(enforcement, context.moves_per_hour);
     let pods = world.pods_list();
-    let mut decisions = world.decide(node, &pods, &world.ledger, moves);
+    let mut decisions = world.decide(node, (&pods, world.observed()), moves);
     world.gate_isolated_partitions(&mut decisions, (kernel, enforcement), None);
     let desired = &decisions.desired;
     let steps = pin::plan(world.observed(), &world.ledger, desired, enforcement);

@@ -46,7 +46,7 @@ pub fn start(
         return Err(NeedsAllPods);
     }
     world.heartbeat.begin("decide what each container gets");
-    let mut decisions = world.decide(node, &pods, &world.ledger, 0);
+    let mut decisions = world.decide(node, (&pods, &observed), 0);
     let lacks = decisions.containers.iter().any(|decision| {
         let pod = pods.get(decision.pod);
         decision.refused == Some(RefusalSource::Room)

@@ -1,25 +1,26 @@
 //! How far the description of a pod can be trusted, and what follows for the CPUs that the pod has.
 //!
-//! The container runtime knows the containers of a pod that exist. It knows neither their kinds nor the containers that
-//! will follow nor the resources of the pod as a whole. So a description from the runtime alone may add CPUs, but it takes
-//! none away.
+//! The API server and the manifests describe a pod with all its containers. The container runtime knows only the containers that
+//! exist, and neither their kinds nor the resources of the pod as a whole. So its description alone may add CPUs, but it takes
+//! none away. [`Description`] says what does.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use crate::cpu::CpuSet;
 use crate::pin::PodAssignment;
+use crate::pin::assignment::union;
 use crate::pod::{Container, ContainerKind, Entitlement};
 
 /// The source of a pod's description.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Description {
-    /// The API server or a manifest describes the pod, with all its containers.
+    /// The API server or a manifest describes the pod. The description alone decides who has CPUs.
     #[default]
     Complete,
-    /// The API server, or the folder where there is no API server, has not listed the pods completely so far. All recorded
-    /// CPUs stay.
+    /// The pod may still come with the first complete list, of the API server or else of the folder. Until then, all its
+    /// recorded CPUs stay.
     Awaited,
-    /// There is nothing but the container runtime. The CPUs of a container stay until the runtime removes it, or until
+    /// Nothing but the container runtime describes pods. The CPUs of a container stay until the runtime removes it, or until
     /// the pod's cgroup ends.
     RuntimeOnly,
     /// The lists are complete, and the pod is in none of them. Only containers that exist keep their CPUs.
@@ -37,7 +38,7 @@ pub struct KnownPod<'a> {
     pub removed: BTreeSet<&'a str>,
     /// The containers that have stopped since the agent's start, and that the runtime has not removed.
     pub stopped: BTreeSet<&'a str>,
-    /// The CPUs on which containers run, by the container's name, or by its id if nobody has told the name.
+    /// The containers with a process, and the CPUs on which they run. A container whose name nobody has told has its id here.
     pub running: BTreeMap<&'a str, &'a CpuSet>,
 }
 
@@ -49,123 +50,140 @@ pub type KnownPods<'a> = BTreeMap<&'a str, KnownPod<'a>>;
 impl KnownPod<'_> {
     /// Whether the container exists. The runtime's word counts more than a process: a cgroup with a process may be from
     /// a moment ago.
-    pub(super) fn is_live(&self, name: &str) -> bool {
+    pub(super) fn exists(&self, name: &str) -> bool {
         match &self.listed {
             Some(listed) => listed.contains(name),
             None => self.running.contains_key(name),
         }
     }
 
-    /// Whether a container that the description lacks keeps its recorded CPUs. `description` counts instead of the own one.
-    pub(super) fn keeps(
-        &self,
-        description: Description,
-        name: &str,
-        cpus: &CpuSet,
-        recorded: &PodAssignment,
-    ) -> bool {
-        match description {
+    /// Whether nothing is left of the container. It may come back.
+    fn is_absent(&self, name: &str) -> bool {
+        !self.exists(name) && !self.running.contains_key(name)
+    }
+
+    /// Whether a container that the description lacks keeps its recorded CPUs.
+    pub(super) fn keeps(&self, name: &str, recorded: &PodAssignment) -> bool {
+        match self.description {
             Description::Complete => false,
             Description::Awaited => true,
             Description::RuntimeOnly => !self.removed.contains(name),
-            Description::Missing => {
-                let is_used = || self.used(recorded).any(|used| !used.is_disjoint(cpus));
-                self.is_live(name) || self.running.contains_key(name) || is_used()
-            }
+            Description::Missing => !self.is_absent(name) || self.is_used(name, recorded),
         }
     }
 
-    /// The CPUs of the containers that run on recorded CPUs of their pod without having any of their own: init containers.
-    fn used(&self, recorded: &PodAssignment) -> impl Iterator<Item = &CpuSet> {
-        let running = self.running.iter();
-        let inside = running.filter(|(name, _)| self.runs_inside(name, recorded));
-        inside.map(|(_, cpus)| *cpus)
+    /// Whether the container's CPUs may pass to another container of the pod: nothing is left of it, and nobody runs on them.
+    /// While a list is awaited, the agent must also have seen it stop. It is an init container then, mostly; one that was
+    /// absent from the start may be waiting for its next run.
+    pub(super) fn can_pass_on(&self, name: &str, recorded: &PodAssignment) -> bool {
+        let may_return = self.description == Description::Awaited && !self.stopped.contains(name);
+        self.is_absent(name) && !may_return && !self.is_used(name, recorded)
     }
 
-    /// Whether the container runs on recorded CPUs of its pod, as an init container does, some of them of containers that do not
-    /// exist. A sidecar that is just being created does not have its CPUs to itself yet.
-    fn runs_inside(&self, name: &str, recorded: &PodAssignment) -> bool {
-        let Some(cpus) = self.running.get(name) else {
-            return false;
-        };
-        let mut owners = recorded.containers.iter();
-        let has_of_absent =
-            owners.any(|(owner, own)| !self.is_live(owner) && !own.is_disjoint(cpus));
-        !recorded.containers.contains_key(name)
-            && has_of_absent
-            && cpus.is_subset(&recorded.usable())
+    /// Whether containers without CPUs of their own run on the recorded CPUs of a container.
+    fn is_used(&self, owner: &str, recorded: &PodAssignment) -> bool {
+        let own = recorded.containers.get(owner);
+        let mut inheriting = self.inheriting(recorded);
+        own.is_some_and(|own| inheriting.any(|(_, cpus)| !cpus.is_disjoint(own)))
     }
 
-    /// Whether another container of the pod may take over the CPUs of a container. While a list is awaited, only those of a
-    /// container that the agent has seen stop: an init container, mostly.
-    pub(super) fn can_pass_on(
+    /// The containers that run on recorded CPUs of their pod without having any of their own, as init containers do, and these
+    /// CPUs. Some of the CPUs belong to containers that do not exist. The others may belong to a sidecar that is just being
+    /// created, and so does not have them to itself yet.
+    pub(super) fn inheriting(
         &self,
-        description: Description,
-        name: &str,
-        cpus: &CpuSet,
         recorded: &PodAssignment,
-    ) -> bool {
-        let is_absent = !self.is_live(name) && !self.running.contains_key(name);
-        let may_return = description == Description::Awaited && !self.stopped.contains(name);
-        is_absent && !may_return && self.used(recorded).all(|used| used.is_disjoint(cpus))
+    ) -> impl Iterator<Item = (&str, &CpuSet)> {
+        let owners = recorded.containers.iter();
+        let missing = owners.filter(|(owner, _)| !self.exists(owner));
+        let of_missing = union(missing.map(|(_, cpus)| cpus));
+        let usable = recorded.usable();
+        let running = self.running.iter().map(|(name, cpus)| (*name, *cpus));
+        running.filter(move |(name, cpus)| {
+            !recorded.containers.contains_key(*name)
+                && !cpus.is_disjoint(&of_missing)
+                && cpus.is_subset(&usable)
+        })
     }
 
-    /// Whether the container is about to run, and its pod has recorded CPUs of containers from before the agent's start. It is
-    /// an init container, mostly.
-    fn may_inherit(&self, name: &str, recorded: &PodAssignment) -> bool {
-        let mut owners = recorded.containers.keys().map(String::as_str);
-        let is_new = self.is_live(name) && !self.running.contains_key(name);
-        is_new && owners.any(|owner| !self.is_live(owner) && !self.stopped.contains(owner))
-    }
-
-    /// The entitlement of a container: as `granted`, or more if the container has more CPUs and the description is no
-    /// reason to take them.
+    /// The entitlement of a container: as `granted` by its description, unless that would take recorded CPUs away without
+    /// a reason.
     pub(super) fn entitlement(
         &self,
-        description: Description,
         container: &Container,
         granted: Entitlement,
         recorded: Option<&PodAssignment>,
     ) -> Entitlement {
+        let Some(recorded) = recorded else {
+            return granted;
+        };
         let name = container.name.as_str();
-        let own = recorded.and_then(|recorded| recorded.containers.get(name));
-        let keeps = |reason: &str| match own.map(|own| u32::try_from(own.len())) {
-            Some(Ok(cpus)) if cpus > 0 => Some(Entitlement::Exclusive {
+        let Some(own) = recorded.containers.get(name) else {
+            return match self.inherit_reason(name, &granted, recorded) {
+                Some(reason) => Entitlement::Inherit {
+                    reason: reason.to_owned(),
+                },
+                None => granted,
+            };
+        };
+        match (
+            self.keep_reason(container, &granted, own),
+            u32::try_from(own.len()),
+        ) {
+            (Some(reason), Ok(cpus)) if cpus > 0 => Entitlement::Exclusive {
                 cpus,
                 reason: reason.to_owned(),
-            }),
-            _ => None,
-        };
-        let inherits = || {
-            let is_awaited = description == Description::Awaited;
-            let runs_inside = recorded.is_some_and(|recorded| {
-                self.runs_inside(name, recorded) || is_awaited && self.may_inherit(name, recorded)
-            });
-            let reason = "runs on the CPUs of the pod's other containers, as an init container does; neither the API \
-                          server nor a manifest describes the pod";
-            (own.is_none() && runs_inside && granted.cpus() > 0).then(|| Entitlement::Inherit {
-                reason: reason.to_owned(),
-            })
-        };
-        let kept = match description {
+            },
+            _ => granted,
+        }
+    }
+
+    /// Why a container keeps all CPUs that it owns, whatever its description grants.
+    fn keep_reason(
+        &self,
+        container: &Container,
+        granted: &Entitlement,
+        own: &CpuSet,
+    ) -> Option<&'static str> {
+        match self.description {
             Description::Complete => {
                 let is_late = matches!(granted, Entitlement::Inherit { .. })
                     && container.kind == ContainerKind::Init
-                    && self.is_live(name);
-                let reason = "an init container that got CPUs of its own before the API server described it keeps them \
-                              until it ends";
-                is_late.then(|| keeps(reason)).flatten()
+                    && self.exists(&container.name);
+                is_late.then_some(
+                    "an init container that got CPUs of its own before the API server described it keeps them until it ends",
+                )
             }
-            Description::Awaited if own.map_or(0, CpuSet::len) > granted.cpus() as usize => {
-                keeps("keeps its CPUs until the list of the node's pods is complete")
+            Description::Awaited => (own.len() > granted.cpus() as usize)
+                .then_some("keeps its CPUs until the list of the node's pods is complete"),
+            Description::RuntimeOnly | Description::Missing => (granted.cpus() == 0)
+                .then_some("keeps its CPUs: only the container runtime describes the pod"),
+        }
+    }
+
+    /// Why a container without CPUs of its own runs on those of its pod, although nobody has said that it is an init container.
+    ///
+    /// While a list is awaited, this holds for a new container, too, if CPUs of the pod wait for containers from before the
+    /// agent's start: these may follow an init container.
+    fn inherit_reason(
+        &self,
+        name: &str,
+        granted: &Entitlement,
+        recorded: &PodAssignment,
+    ) -> Option<&'static str> {
+        let inherits_now = || self.inheriting(recorded).any(|(other, _)| other == name);
+        let is_new = || granted.cpus() > 0 && self.exists(name) && !self.running.contains_key(name);
+        let waits = |owner: &String| !self.exists(owner) && !self.stopped.contains(owner.as_str());
+        let is_like_init = match self.description {
+            Description::Complete | Description::RuntimeOnly => false,
+            Description::Missing => inherits_now(),
+            Description::Awaited => {
+                inherits_now() || is_new() && recorded.containers.keys().any(waits)
             }
-            Description::Awaited => inherits(),
-            Description::RuntimeOnly | Description::Missing if granted.cpus() == 0 => {
-                keeps("keeps its CPUs: only the container runtime describes the pod")
-            }
-            Description::RuntimeOnly => None,
-            Description::Missing => inherits(),
         };
-        kept.unwrap_or(granted)
+        is_like_init.then_some(
+            "runs on the CPUs of the pod's other containers, as an init container does; neither the API server nor \
+             a manifest describes the pod",
+        )
     }
 }

@@ -59,15 +59,8 @@ pub struct DecisionInput<'a> {
 // === impl DecisionInput ===
 
 impl<'a> DecisionInput<'a> {
-    /// What is known of a pod, and the description that counts. Before the runtime has had time to report, a container that
-    /// it does not list may exist nevertheless.
-    pub(super) fn known_pod(&self, uid: &str) -> Option<(Description, &'a KnownPod<'a>)> {
-        let known = self.known?.get(uid)?;
-        let description = match known.description {
-            Description::Missing if !self.context.ids_settled => Description::Awaited,
-            other => other,
-        };
-        Some((description, known))
+    pub(super) fn known_pod(&self, uid: &str) -> Option<&'a KnownPod<'a>> {
+        self.known?.get(uid)
     }
 }
 
@@ -134,9 +127,7 @@ impl<'a> PodRequest<'a> {
         let entitlement = |container: &Container| {
             let granted = pod::entitlement(pod, container, inputs.context.policy);
             match known {
-                Some((description, known)) => {
-                    known.entitlement(description, container, granted, recorded)
-                }
+                Some(known) => known.entitlement(container, granted, recorded),
                 None => granted,
             }
         };
@@ -152,10 +143,8 @@ impl<'a> PodRequest<'a> {
             index,
             pod,
             key,
-            description: known
-                .map(|(description, _)| description)
-                .unwrap_or_default(),
-            known: known.map(|(_, known)| known),
+            description: known.map(|known| known.description).unwrap_or_default(),
+            known,
             is_recorded: recorded.is_some(),
             qos: pod.qos(),
             recognition: pod.recognition().clone(),
@@ -186,9 +175,14 @@ impl<'a> PodRequest<'a> {
             .map(|(_, cpus)| cpus)
     }
 
+    /// Whether the pod's description has the container.
+    pub(super) fn has(&self, name: &str) -> bool {
+        self.pod.container(name).is_some()
+    }
+
     /// Whether a container exists.
-    pub(super) fn is_live(&self, name: &str) -> bool {
-        self.known.is_some_and(|known| known.is_live(name))
+    pub(super) fn exists(&self, name: &str) -> bool {
+        self.known.is_some_and(|known| known.exists(name))
     }
 
     /// The init containers that own CPUs until they end, because they got them before the pod's description came.

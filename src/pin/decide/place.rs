@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use super::super::assignment::union;
-use super::known::{Description, KnownPod};
+use super::known::Description;
 use super::model::{ContainerMove, DecisionInput, PodRequest, ShortfallNote};
 use crate::cpu::{
     CoreKinds, Cores, CpuSet, Owner, Placement, PlacementRefusal, Request, cpu_count,
@@ -24,11 +24,18 @@ pub(super) struct PlacementPass<'a> {
     available: CpuSet,
     pub assignments: BTreeMap<String, PodAssignment>,
     /// The recorded CPUs of containers that do not exist, by pod and container. They are the first choice of the pod's other
-    /// containers. What is left of them stays with its container, unless a complete description says otherwise.
-    spare: BTreeMap<String, BTreeMap<String, CpuSet>>,
+    /// containers.
+    spare: BTreeMap<String, BTreeMap<String, SpareCpus>>,
     /// Why containers get fewer CPUs than their entitlements, by pod index and container name.
     pub notes: BTreeMap<(usize, String), ShortfallNote>,
     pub moves: Vec<ContainerMove>,
+}
+
+/// The recorded CPUs of a container that does not exist.
+struct SpareCpus {
+    cpus: CpuSet,
+    /// Whether what no other container takes stays with the container.
+    rest_stays: bool,
 }
 
 // === impl PlacementPass ===
@@ -116,16 +123,14 @@ impl<'a> PlacementPass<'a> {
         let described: BTreeSet<&str> = self.requests.iter().map(|pod| pod.key.as_str()).collect();
         let uids = known_pods.keys().filter(|uid| !described.contains(*uid));
         for uid in uids {
-            let (Some((description, known)), Some(recorded)) = (
-                self.inputs.known_pod(uid),
-                self.assignments.get(*uid).cloned(),
-            ) else {
+            let (Some(known), Some(recorded)) =
+                (known_pods.get(uid), self.assignments.get(*uid).cloned())
+            else {
                 continue;
             };
             let mut mine = recorded.clone();
-            let keeps =
-                |name: &String, cpus: &mut CpuSet| known.keeps(description, name, cpus, &recorded);
-            mine.containers.retain(keeps);
+            mine.containers
+                .retain(|name, _| known.keeps(name, &recorded));
             if mine.containers.len() < recorded.containers.len() {
                 mine.idle = self.siblings(&mine, &recorded.idle);
                 self.assignments.insert((*uid).to_owned(), mine);
@@ -155,10 +160,11 @@ impl<'a> PlacementPass<'a> {
             let Some(known) = pod.known else {
                 continue;
             };
-            if known.can_pass_on(pod.description, name, cpus, &recorded) {
-                spare.insert(name.clone(), cpus.clone());
-            } else if known.keeps(pod.description, name, cpus, &recorded) {
-                mine.containers.insert(name.clone(), cpus.clone());
+            let (cpus, rest_stays) = (cpus.clone(), known.keeps(name, &recorded));
+            if known.can_pass_on(name, &recorded) {
+                spare.insert(name.clone(), SpareCpus { cpus, rest_stays });
+            } else if rest_stays {
+                mine.containers.insert(name.clone(), cpus);
             }
         }
         mine.idle = if is_complete {
@@ -208,14 +214,9 @@ impl<'a> PlacementPass<'a> {
     pub(super) fn gain(&mut self, pod: &PodRequest<'_>) {
         if let Some(mut spare) = self.spare.remove(&pod.key) {
             self.take_spare(pod, &mut spare);
-            let none = PodAssignment::default();
-            let keeps = |known: &KnownPod<'_>, name: &String, cpus: &mut CpuSet| {
-                known.keeps(pod.description, name, cpus, &none)
-            };
-            spare.retain(|name, cpus| pod.known.is_some_and(|known| keeps(known, name, cpus)));
-            if !spare.is_empty() {
+            for (name, spare) in spare.into_iter().filter(|(_, spare)| spare.rest_stays) {
                 let assignment = self.assignments.entry(pod.key.clone()).or_default();
-                assignment.containers.append(&mut spare);
+                assignment.containers.insert(name, spare.cpus);
             }
         }
         self.gain_free(pod);
@@ -225,14 +226,14 @@ impl<'a> PlacementPass<'a> {
     ///
     /// While a complete list is awaited, only a container that does not run so far gets any: each recorded assignment of the
     /// pod may still be needed.
-    fn take_spare(&mut self, pod: &PodRequest<'_>, spare: &mut BTreeMap<String, CpuSet>) {
+    fn take_spare(&mut self, pod: &PodRequest<'_>, spare: &mut BTreeMap<String, SpareCpus>) {
         let is_awaited = pod.description == Description::Awaited;
         let runs = |name: &str| {
             pod.known
                 .is_some_and(|known| known.running.contains_key(name))
         };
         for (name, missing) in self.missing(pod) {
-            let all = union(spare.values());
+            let all = union(spare.values().map(|spare| &spare.cpus));
             if all.is_empty() || is_awaited && runs(name) {
                 continue;
             }
@@ -241,10 +242,10 @@ impl<'a> PlacementPass<'a> {
             } else {
                 all
             };
-            for rest in spare.values_mut() {
-                *rest = rest.difference(&taken);
-            }
-            spare.retain(|_, rest| !rest.is_empty());
+            spare.retain(|_, spare| {
+                spare.cpus = spare.cpus.difference(&taken);
+                !spare.cpus.is_empty()
+            });
             let own = self.own(pod, name).union(&taken);
             let assignment = self.assignments.entry(pod.key.clone()).or_default();
             assignment.containers.insert(name.to_owned(), own);
@@ -295,7 +296,7 @@ impl<'a> PlacementPass<'a> {
         for (container, cpus) in pod.owed() {
             let name = container.name.as_str();
             let mut lacks = cpus.saturating_sub(self.own(pod, name).len());
-            if promised > 0 && lacks > 0 && !pod.is_live(name) {
+            if promised > 0 && lacks > 0 && !pod.exists(name) {
                 let later = promised.min(lacks);
                 (promised, lacks) = (promised - later, lacks - later);
                 let text = "gets CPUs of its pod's init container when that ends".to_owned();

@@ -358,12 +358,16 @@ impl<'a> CpusetPlanner<'a> {
             .map(|own| own.intersection(available))
             .filter(|own| !own.is_empty());
         let is_owner = own.is_some();
-        let is_init = pod.is_init(container, plan);
+        let is_init = container.is_init(plan);
         // An init container uses those CPUs of its pod that no existing container owns. If none is left or can be in force,
         // it uses the shared CPUs.
         let taken = pod.cpus_of_others(name, &plan.assignment);
         let usable = plan.assignment.usable().intersection(available);
-        let pod_cpus = usable.difference(&taken);
+        let mut pod_cpus = usable.difference(&taken);
+        // A container that nobody has named may be an owner of some of the CPUs that it has, so it takes no others.
+        if container.name.is_none() {
+            pod_cpus = pod_cpus.intersection(&container.cgroup.cpuset.effective);
+        }
         let (cpus, reason) = match own {
             Some(own) => (own, Reason::Own),
             None if is_init && !pod_cpus.is_empty() => (pod_cpus, Reason::Own),

@@ -103,6 +103,34 @@ fn before_the_list_an_init_container_stays_on_the_cpus_of_its_pod() {
     assert_eq!(plan.name, None, "the record and the pod's quota stay");
 }
 
+/// An init container needs no limits if the pod has some. The runtime is not told of these.
+#[test]
+fn an_init_container_without_limits_stays_on_the_cpus_of_its_pod() {
+    let pods = [of_runtime(&[("fetch", 0)])];
+    for description in [Description::Awaited, Description::Missing] {
+        let running = facts(description, &[("fetch", "2-5")]);
+        let decisions = decided_knowing(&pods, &MAIN, &running);
+        assert_eq!(owned(&decisions), owners(&[("main", "2-5")]));
+        assert_eq!(cpus(&decisions), ["2-5"], "{description:?}");
+    }
+}
+
+/// No runtime has told the name of the container, so its id stands for it.
+#[test]
+fn a_container_without_a_name_stays_on_the_cpus_of_its_pod() {
+    for pods in [vec![], vec![of_runtime(&[])]] {
+        let mut running = facts(Description::Awaited, &[("0a1b", "2-5")]);
+        running.listed = None;
+        let decisions = decided_knowing(&pods, &MAIN, &running);
+        assert_eq!(owned(&decisions), owners(&[("main", "2-5")]));
+        assert_eq!(decisions.desired.pods["a"].init_containers, ["0a1b"]);
+        // It runs on shared CPUs, like a sandbox.
+        running.running = vec![("0a1b", set("0-1,6-15"))];
+        let decisions = decided_knowing(&pods, &MAIN, &running);
+        assert!(decisions.desired.pods["a"].init_containers.is_empty());
+    }
+}
+
 #[test]
 fn before_the_list_a_crash_loop_keeps_its_cpus() {
     // Nothing of the pod exists, so the runtime lists nothing, and another container asks for CPUs.
@@ -288,4 +316,17 @@ fn a_changed_entitlement_takes_only_the_difference() {
     annotations.insert(pod::CPUS_ANNOTATION.to_owned(), "shared".to_owned());
     let none = owned(&decided_knowing(&shared, &claims, &running));
     assert_eq!(none, owners(&[]));
+}
+
+/// While Pinfold only observes, no record passes CPUs to another container, so no answer may do so either.
+#[test]
+fn an_observing_agent_passes_no_cpus_on() {
+    let pods = [of_runtime(&[("fetch", 2000)])];
+    let mut created = facts(Description::Missing, &[]);
+    created.listed = Some(vec!["fetch"]);
+    let mut decisions = decided_knowing(&pods, &MAIN, &created);
+    assert_eq!(cpus(&decisions), ["2-3"]);
+    decisions.keep_ledger_assignments(&recognized(pods), &ledger(&MAIN));
+    assert_eq!(cpus(&decisions), ["shared"]);
+    assert_eq!(owned(&decisions), owners(&[("main", "2-5")]));
 }

@@ -420,9 +420,8 @@ fn run(version: CgroupVersion, history: &[(HistoryEntry, usize)]) {
                     };
                     let uid = format!("p{pod}");
                     if pods.contains(&uid) {
-                        let plan = wish.pod_mut(&uid);
-                        plan.name = Some(("train".to_owned(), uid));
-                        plan.assignment
+                        wish.pod_mut(&uid)
+                            .assignment
                             .containers
                             .entry(format!("c{container}"))
                             .or_default()

@@ -192,7 +192,7 @@ impl<'a> PartitionState<'a> {
             // The container runtime's write on a former owner is Pinfold's affair in any pod whose record it can read.
             let is_foreign =
                 pod.has_unreadable_record() || left_alone && !container.has_given_cpus();
-            if is_foreign || is_left_alone(pod, container, plan) {
+            if is_foreign || is_left_alone(container, plan) {
                 target = target.union(&cpuset.exclusive);
                 self.unknown.push((path, cpuset.exclusive.clone()));
                 continue;
@@ -275,7 +275,7 @@ fn init_partition_cpus(container: &ObservedContainer, init_cpus: &CpuSet) -> Cpu
 fn init_container_cgroup<'a>(pod: &'a ObservedPod, plan: &PodPlan) -> Option<&'a str> {
     let inits = || {
         let containers = pod.containers.iter();
-        containers.filter(|container| pod.is_init(container, plan))
+        containers.filter(|container| container.is_init(plan))
     };
     let present = inits().rfind(|container| container.cgroup.populated);
     let chosen = present.or_else(|| inits().next_back())?;
@@ -284,11 +284,11 @@ fn init_container_cgroup<'a>(pod: &'a ObservedPod, plan: &PodPlan) -> Option<&'a
 
 /// Whether the plan leaves a container's cgroup alone: the record is unreadable, or the exclusive
 /// CPUs are not from Pinfold.
-fn is_left_alone(pod: &ObservedPod, container: &ObservedContainer, plan: &PodPlan) -> bool {
+fn is_left_alone(container: &ObservedContainer, plan: &PodPlan) -> bool {
     let assignment = &plan.assignment;
     let is_explained = container.record.is_some()
         || !own_part(assignment, container).is_empty()
-        || pod.is_init(container, plan)
+        || container.is_init(plan)
         || container
             .cgroup
             .cpuset
