@@ -97,7 +97,10 @@ impl History {
             .filter_map(|(uid, name)| after.container(uid, name));
         let waiting: BTreeSet<&String> = waiting.map(|container| &container.cgroup.path).collect();
         let pods: HashSet<&String> = before.pods.iter().map(|pod| &pod.cgroup.path).collect();
-        let seen = after.pods.iter().filter(|pod| pods.contains(&pod.cgroup.path));
+        let seen = after
+            .pods
+            .iter()
+            .filter(|pod| pods.contains(&pod.cgroup.path));
         for container in seen.flat_map(|pod| &pod.containers) {
             let path = &container.cgroup.path;
             let own = own_in_force(container, node.enforcement);
