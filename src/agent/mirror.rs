@@ -111,6 +111,12 @@ impl Mirror {
         }
     }
 
+    /// Trusts nothing any more: the cgroups could not be read. Until a sweep is complete, nothing is decided.
+    pub(super) fn distrust(&mut self, now: Instant) {
+        self.is_complete = false;
+        self.sweep(now);
+    }
+
     /// Makes the pod with the uid dirty.
     pub(super) fn touch(&mut self, uid: &str, now: Instant) {
         let index = self.index(uid);

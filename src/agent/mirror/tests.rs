@@ -237,6 +237,11 @@ fn an_interrupted_reading_goes_on_with_the_oldest_pod() {
     mirror.touch("c", now + Duration::from_secs(2));
     read_all(&mut mirror, &kernel);
     assert_eq!(kernel.take_reads(), "a b c");
+    mirror.distrust(now);
+    assert!(!mirror.is_complete());
+    read_all(&mut mirror, &kernel);
+    assert!(mirror.is_complete());
+    assert_eq!(kernel.take_reads(), "list a b c");
 }
 
 #[test]

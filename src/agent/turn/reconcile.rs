@@ -62,7 +62,7 @@ pub fn reconcile(
             TurnEnd::Interrupted
         }
         Err(EarlyEnd::Failed(error)) => {
-            world.sweep();
+            world.distrust();
             TurnEnd::Failed(error)
         }
     }

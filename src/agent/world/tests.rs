@@ -1,6 +1,8 @@
+use std::time::Duration;
+
 use super::*;
 use crate::host::cgroup::{ContainerCgroup, PodCgroup};
-use crate::pin::Scan;
+use crate::pin::{AppliedStep, Scan, Step, StepOutcome};
 use crate::pod::ContainerIds;
 
 fn world() -> World {

@@ -1,0 +1,139 @@
+//! Reading the node: the mirror follows the cgroups, and the ledger follows the mirror.
+
+use std::collections::HashSet;
+use std::time::Instant;
+
+use super::World;
+use crate::agent::kernel::Kernel;
+use crate::agent::mirror::Reading;
+use crate::cpu::CpuSet;
+use crate::pin::{AppliedStep, Ledger};
+
+// === impl World ===
+
+impl World {
+    /// Reads the ledger from the mirror, with the lost CPUs as known. Pending assignments end that are recorded by now.
+    pub(in crate::agent) fn renew_ledger(&mut self, lost: CpuSet) {
+        let observed = self.mirror.observed();
+        self.ledger = Ledger::read(observed, lost);
+        self.pending.end_recorded(observed);
+        self.pending.enter(&mut self.ledger);
+    }
+
+    /// Reads a new pod, before the first CreateContainer of the pod.
+    pub fn read_new_pod(&mut self, uid: &str, kernel: &impl Kernel) {
+        if self.mirror.is_complete() && self.mirror.pod(uid).is_none() {
+            // A request about the pod reads it again, and reports an error.
+            let _ = self.mirror.read_pod(uid, kernel, &self.pods);
+        }
+    }
+
+    /// Reads the dirty pods and what is around them. When nothing is left to read, the mirror and the ledger show the node.
+    pub(in crate::agent) fn read_dirty(
+        &mut self,
+        kernel: &impl Kernel,
+        is_urgent: &mut dyn FnMut() -> bool,
+    ) -> anyhow::Result<Reading> {
+        let mut reading = self.mirror.read(kernel, &self.pods, is_urgent)?;
+        if reading == Reading::Complete {
+            // The sets above are read after the pods: the CPUs of a partition that ends meanwhile then count as offered.
+            self.mirror.read_surroundings(kernel)?;
+            reading = self.mirror.read_effective(kernel, is_urgent)?;
+            if self.pods.note_records(self.mirror.observed()) {
+                self.mirror.match_all_again(&self.pods);
+            }
+        }
+        let lost = kernel.lost_cpus(&self.mirror.observed().live())?;
+        self.must_decide |= lost != self.ledger.lost;
+        self.renew_ledger(lost);
+        Ok(reading)
+    }
+
+    /// Reads a single pod. Returns false if the pod has no cgroup.
+    pub(in crate::agent) fn read_pod(
+        &mut self,
+        uid: &str,
+        kernel: &impl Kernel,
+    ) -> anyhow::Result<bool> {
+        let live = self.mirror.observed().live();
+        let is_there = self.mirror.read_pod(uid, kernel, &self.pods)?;
+        if self.mirror.observed().live() != live {
+            // The CPUs of an ended partition are on offer again.
+            self.mirror.read_surroundings(kernel)?;
+        }
+        self.renew_ledger(self.ledger.lost.clone());
+        Ok(is_there)
+    }
+
+    /// Reads the CPUs of the cgroups above the pods.
+    pub(in crate::agent) fn read_above(&mut self, kernel: &impl Kernel) -> anyhow::Result<()> {
+        for above in &mut self.mirror.observed_mut().surroundings.above {
+            above.cpuset = kernel.cpuset(&above.path)?;
+        }
+        Ok(())
+    }
+
+    /// Reads the pods again whose records the steps have written. The ledger then has their assignments.
+    pub(in crate::agent) fn read_recorded(
+        &mut self,
+        applied: &[AppliedStep],
+        kernel: &impl Kernel,
+    ) -> anyhow::Result<()> {
+        self.mirror.read_recorded(applied, kernel, &self.pods)?;
+        self.renew_ledger(self.ledger.lost.clone());
+        Ok(())
+    }
+
+    /// Notes the earlier sets of cgroups that lost CPUs because the CPUs went offline. Only cgroup v1 needs the notes. Returns
+    /// the errors.
+    pub(in crate::agent) fn note_offline_cpus(
+        &mut self,
+        kernel: &impl Kernel,
+    ) -> anyhow::Result<Vec<String>> {
+        if !self.mirror.observed().surroundings.sets_are_nested {
+            return Ok(Vec::new());
+        }
+        let online = kernel.cpuset("")?.effective;
+        let notes = self.seen_sets.notes(self.mirror.observed_mut(), &online);
+        if notes.is_empty() {
+            return Ok(Vec::new());
+        }
+        let applied = kernel.apply(notes, &mut |_| true);
+        Ok(self.account_notes(&applied))
+    }
+
+    /// Whether the pod's cgroup of an owner was removed since the last read.
+    pub(in crate::agent) fn has_ended_owner(&self, kernel: &impl Kernel) -> bool {
+        let mut owners = self.mirror.observed().pods.iter().map(|pod| &pod.cgroup);
+        owners
+            .any(|pod| self.ledger.assignments.contains_key(&pod.uid) && !kernel.exists(&pod.path))
+    }
+
+    /// Forgets owners whose pod cgroups were removed. Returns whether the owners' CPUs can be assigned.
+    pub(in crate::agent) fn forget_ended_owners(&mut self, kernel: &impl Kernel) -> bool {
+        let assignments = &self.ledger.assignments;
+        let mut freed = CpuSet::new();
+        let pods = self.mirror.observed().pods.iter().map(|pod| &pod.cgroup);
+        let owners = pods.filter_map(|pod| Some((pod, assignments.get(&pod.uid)?)));
+        let mut gone = HashSet::new();
+        for (pod, assignment) in owners.filter(|(pod, _)| !kernel.exists(&pod.path)) {
+            freed = freed.union(&assignment.cpus());
+            gone.insert(pod.path.clone());
+        }
+        if gone.is_empty() {
+            return false;
+        }
+        self.mirror.forget(|pod| gone.contains(&pod.cgroup.path));
+        if self.mirror.read_surroundings(kernel).is_err() {
+            self.mirror.sweep(Instant::now());
+        }
+        let lost = kernel.lost_cpus(&self.mirror.observed().live());
+        let is_free = lost.is_ok_and(|lost| lost.is_empty());
+        self.renew_ledger(self.ledger.lost.clone());
+        if !is_free {
+            // The kernel has lost the CPUs, or returns the CPUs later. The next turn of all pods reads the CPUs again.
+            self.ledger.excluded = self.ledger.excluded.union(&freed);
+        }
+        is_free
+    }
+}
