@@ -534,16 +534,18 @@ impl<'a> Agent<'a> {
         }
     }
 
-    /// The CPUs that a container may hand over: those of the sidecars beside an init container.
+    /// The CPUs that a container without CPUs of its own may hand over: an init container to the sidecars beside it, and a
+    /// container without a description to all others, because it counts as an init container.
     fn handed_over(&self, one: &Pinned) -> CpuSet {
         let (_, ledger) = self.ledger();
         let owned = ledger.of(&one.pod.to_string());
         let kinds = self.setup.shapes[one.pod].containers();
-        let is_init = kinds[one.at].0 == ContainerKind::Init && !one.is_owner;
-        let sidecars =
-            (0..kinds.len()).filter(|at| is_init && kinds[*at].0 == ContainerKind::Sidecar);
-        let sidecars = sidecars.filter_map(|at| owned.containers.get(&name(at)));
-        sidecars.fold(CpuSet::new(), |all, cpus| all.union(cpus))
+        let is_described = self.is_described(one.pod);
+        let is_init = kinds[one.at].0 == ContainerKind::Init || !is_described;
+        let takes = |other: usize| !is_described || kinds[other].0 == ContainerKind::Sidecar;
+        let others = (0..kinds.len()).filter(|other| is_init && !one.is_owner && takes(*other));
+        let others = others.filter_map(|other| owned.containers.get(&name(other)));
+        others.fold(CpuSet::new(), |all, cpus| all.union(cpus))
     }
 
     fn yields(&mut self, at: usize, request: Request) -> Result<bool, Broken> {

@@ -62,6 +62,11 @@ impl KnownPod<'_> {
         !self.exists(name) && !self.running.contains_key(name)
     }
 
+    /// Whether the container has ended since the agent's start, or could not be created.
+    fn has_ended(&self, name: &str) -> bool {
+        self.stopped.contains(name) || self.removed.contains(name)
+    }
+
     /// Whether a container that the description lacks keeps its recorded CPUs.
     pub(super) fn keeps(&self, name: &str, recorded: &PodAssignment) -> bool {
         match self.description {
@@ -73,10 +78,10 @@ impl KnownPod<'_> {
     }
 
     /// Whether the container's CPUs may pass to another container of the pod: nothing is left of it, and nobody runs on them.
-    /// While a list is awaited, the agent must also have seen it stop. It is an init container then, mostly; one that was
+    /// While a list is awaited, the agent must also have seen it end. It is an init container then, mostly; one that was
     /// absent from the start may be waiting for its next run.
     pub(super) fn can_pass_on(&self, name: &str, recorded: &PodAssignment) -> bool {
-        let may_return = self.description == Description::Awaited && !self.stopped.contains(name);
+        let may_return = self.description == Description::Awaited && !self.has_ended(name);
         self.is_absent(name) && !may_return && !self.is_used(name, recorded)
     }
 
@@ -173,7 +178,7 @@ impl KnownPod<'_> {
     ) -> Option<&'static str> {
         let inherits_now = || self.inheriting(recorded).any(|(other, _)| other == name);
         let is_new = || granted.cpus() > 0 && self.exists(name) && !self.running.contains_key(name);
-        let waits = |owner: &String| !self.exists(owner) && !self.stopped.contains(owner.as_str());
+        let waits = |owner: &String| !self.exists(owner) && !self.has_ended(owner);
         let is_like_init = match self.description {
             Description::Complete | Description::RuntimeOnly => false,
             Description::Missing => inherits_now(),
