@@ -98,11 +98,12 @@ impl Design {
     /// Answers the primary questions, in their order. Call it for the metric that was named before the first run, and once
     /// the planned runs are done: each further look at a part of the data would be another chance for a wrong verdict.
     ///
-    /// A verdict needs [`FEWEST_BLOCKS`]. A true ratio of 1 is called [`Verdict::More`] or [`Verdict::Less`] in at most one of
-    /// 20 experiments, all primary questions together (Holm, *Scandinavian Journal of Statistics* 6, 1979). For
-    /// [`Verdict::NoEffect`], each end of the interval must lie within the margin, which a ratio at the margin reaches in one
-    /// of 40 experiments at most. That needs no correction: even where all primary questions have such a ratio, fewer than one
-    /// of 20 simulated experiments say "no effect" to any of them.
+    /// A verdict needs [`FEWEST_BLOCKS`]. A true ratio of 1 is called [`Verdict::More`] or [`Verdict::Less`] in one of 20
+    /// experiments at most, all primary questions together (Holm, *Scandinavian Journal of Statistics* 6, 1979); if one
+    /// condition's noise is much more skewed than the other's, in one of 14. For [`Verdict::NoEffect`], both ends of the
+    /// interval must lie within the margin, and if the true ratio is the margin or farther from 1, that happens in one of 40
+    /// experiments at most. Holm's correction isn't needed there: where several questions have a ratio at the margin, about one
+    /// of 20 simulated experiments says "no effect" to any of them, and only with so much noise that few verdicts are possible.
     ///
     /// # Errors
     /// A run that the design doesn't have, one that is there twice, a value that is negative or not a number.

@@ -176,7 +176,7 @@ impl Design {
 
     /// The pairs of conditions of a block that answer a question in a part of the experiment: a condition, and the one that
     /// it is compared with.
-    pub(super) fn pairs(&self, question: Question, part: Part) -> Vec<(Condition, Condition)> {
+    pub fn pairs(&self, question: Question, part: Part) -> Vec<(Condition, Condition)> {
         let with_base = |&condition: &Condition| Some((condition, question.base(condition)?));
         self.conditions
             .iter()
@@ -205,10 +205,7 @@ mod tests {
                 .to_vec()
         };
         let [usual, sized, exclusive, both] = Way::ALL;
-        assert_eq!(
-            primary(2, &Way::ALL),
-            [Exclusive, Sized, Both, Scene(1)]
-        );
+        assert_eq!(primary(2, &Way::ALL), [Exclusive, Sized, Both, Scene(1)]);
         assert_eq!(primary(1, &Way::ALL), [Exclusive, Sized, Both]);
         assert_eq!(primary(1, &[usual, both]), [Both]);
         assert_eq!(primary(1, &[usual, exclusive]), [Exclusive]);

@@ -15,7 +15,8 @@ pub const FEWEST_BLOCKS: usize = 5;
 /// that for an effect.
 const RESOLUTION: f64 = 1e-9;
 
-/// A ratio, estimated from the ratios of blocks. Ratios have no unit; 1 means equal.
+/// A ratio, estimated from the ratios of blocks. Ratios have no unit; 1 means equal. Values above 0, such as the steps per
+/// second of one condition in each block, can be estimated as well; all fields then have the unit of the values.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Estimate {
@@ -52,7 +53,10 @@ impl Estimate {
     ///
     /// `None` without ratios, and if one of them is negative, infinite or not a number.
     pub fn of(ratios: &[f64], confidence: f64) -> Option<Self> {
-        if !ratios.iter().all(|ratio| ratio.is_finite() && *ratio >= 0.0) {
+        if !ratios
+            .iter()
+            .all(|ratio| ratio.is_finite() && *ratio >= 0.0)
+        {
             return None;
         }
         let range = Self {
@@ -117,7 +121,9 @@ impl Logs {
     /// The smallest ratio above 1 that a t test with this confidence finds in 80 of 100 experiments with as many blocks and as
     /// much noise as here.
     pub(super) fn detectable(&self, confidence: f64) -> f64 {
-        (detectable(confidence, self.freedom) * self.error).exp().min(f64::MAX)
+        (detectable(confidence, self.freedom) * self.error)
+            .exp()
+            .min(f64::MAX)
     }
 }
 
@@ -143,7 +149,10 @@ mod tests {
     fn an_interval_is_that_of_the_logarithms() {
         let ratios = [0.1_f64, 0.5, 0.3, 0.2, 0.4].map(f64::exp);
         let one = Estimate::of(&ratios, 0.95).unwrap();
-        assert!(close(one.mean, 0.3_f64.exp()) && close(one.center(), one.mean), "{one:?}");
+        assert!(
+            close(one.mean, 0.3_f64.exp()) && close(one.center(), one.mean),
+            "{one:?}"
+        );
         let reach = 2.776_445 * 0.070_710_678;
         assert!(
             close(one.low.ln(), 0.3 - reach) && close(one.high.ln(), 0.3 + reach),
@@ -152,7 +161,11 @@ mod tests {
         assert_eq!((one.values, one.confidence), (5, Some(0.95)));
         let logs = Logs::of(&ratios).unwrap();
         // t = 4.2426 with 4 degrees.
-        assert!((logs.p_equal() - 0.013_24).abs() < 1e-5, "{}", logs.p_equal());
+        assert!(
+            (logs.p_equal() - 0.013_24).abs() < 1e-5,
+            "{}",
+            logs.p_equal()
+        );
     }
 
     #[test]

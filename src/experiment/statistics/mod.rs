@@ -27,9 +27,7 @@ mod student;
 mod summary;
 
 pub use contrast::{Contrast, RunError, Verdict};
-pub use design::{
-    Design, DesignError, DesignOptions, ExtensionError, USUAL_MARGIN, USUAL_REPEATS,
-};
+pub use design::{Design, DesignError, DesignOptions, ExtensionError, USUAL_MARGIN, USUAL_REPEATS};
 pub use estimate::{Estimate, FEWEST_BLOCKS};
 pub use model::{Condition, Part, Question, Run, Way};
 pub use speedup::SpeedupPoint;

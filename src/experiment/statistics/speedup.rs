@@ -63,7 +63,15 @@ impl Design {
             let pairs: Vec<(Condition, Condition)> = conditions
                 .iter()
                 .filter(|condition| condition.case == case)
-                .map(|&condition| (condition, Condition { case: base, ..condition }))
+                .map(|&condition| {
+                    (
+                        condition,
+                        Condition {
+                            case: base,
+                            ..condition
+                        },
+                    )
+                })
                 .filter(|(_, base)| self.has(*base))
                 .collect();
             let blocks = values.ratios(&pairs, self.repeats());
@@ -130,7 +138,10 @@ mod tests {
             scene: Some(7),
             ..Part::default()
         };
-        assert_eq!(design.speedup(none, &[1.0, 2.0, 3.0], &runs), Ok(Vec::new()));
+        assert_eq!(
+            design.speedup(none, &[1.0, 2.0, 3.0], &runs),
+            Ok(Vec::new())
+        );
         let one = design
             .speedup(Part::default(), &[f64::NAN, 20.0], &runs)
             .unwrap();

@@ -48,19 +48,27 @@ fn effects_are_named_with_their_size() {
     let contrasts = design.analyze(&runs(&design, steps)).unwrap();
     assert_eq!(
         verdicts(&contrasts),
-        [Question::Exclusive, Question::Sized, Question::Both].map(|one| (one, Some(Verdict::More)))
+        [Question::Exclusive, Question::Sized, Question::Both]
+            .map(|one| (one, Some(Verdict::More)))
     );
     for (contrast, (expected, is_small)) in
-        contrasts.iter().zip([(1.2, false), (1.05, true), (1.26, false)])
+        contrasts
+            .iter()
+            .zip([(1.2, false), (1.05, true), (1.26, false)])
     {
         let estimate = contrast.estimate.unwrap();
-        assert!((estimate.mean / expected - 1.0).abs() < 1e-3, "{contrast:?}");
+        assert!(
+            (estimate.mean / expected - 1.0).abs() < 1e-3,
+            "{contrast:?}"
+        );
         assert!(estimate.low <= expected && expected <= estimate.high);
         assert_eq!(contrast.is_within_margin, is_small);
         assert_eq!((contrast.blocks.len(), contrast.missing), (6, 0));
     }
     let turned = design
-        .analyze(&runs(&design, |block, condition| 1.0 / steps(block, condition)))
+        .analyze(&runs(&design, |block, condition| {
+            1.0 / steps(block, condition)
+        }))
         .unwrap();
     assert!(turned.iter().all(|one| one.verdict == Some(Verdict::Less)));
 }
@@ -73,15 +81,30 @@ fn no_effect_needs_a_narrow_interval() {
             let sign = [1.0, -1.0, 0.5, -0.5, 0.2, -0.1][block];
             let is_odd = condition.way.exclusive != condition.way.sized;
             let shift = if is_odd { 0.5 } else { 1.0 };
-            if condition.way.exclusive { (noise * sign * shift).exp() } else { 1.0 }
+            if condition.way.exclusive {
+                (noise * sign * shift).exp()
+            } else {
+                1.0
+            }
         };
         let contrasts = design.analyze(&runs(&design, value)).unwrap();
-        let [exclusive, ..] = &contrasts[..] else { unreachable!("three questions") };
-        (exclusive.verdict.unwrap(), exclusive.smallest_effect.unwrap())
+        let [exclusive, ..] = &contrasts[..] else {
+            unreachable!("three questions")
+        };
+        (
+            exclusive.verdict.unwrap(),
+            exclusive.smallest_effect.unwrap(),
+        )
     };
     let (quiet, loud) = (verdict(0.02), verdict(0.2));
-    assert_eq!((quiet.0, loud.0), (Verdict::NoEffect, Verdict::NotDistinguishable));
-    assert!(1.0 < quiet.1 && quiet.1 < 1.1 && 1.1 < loud.1, "{quiet:?} {loud:?}");
+    assert_eq!(
+        (quiet.0, loud.0),
+        (Verdict::NoEffect, Verdict::NotDistinguishable)
+    );
+    assert!(
+        1.0 < quiet.1 && quiet.1 < 1.1 && 1.1 < loud.1,
+        "{quiet:?} {loud:?}"
+    );
 }
 
 #[test]
@@ -91,20 +114,30 @@ fn few_blocks_are_a_range() {
     for contrast in &contrasts {
         assert_eq!(contrast.verdict, Some(Verdict::TooFew));
         let estimate = contrast.estimate.unwrap();
-        assert_eq!((estimate.confidence, contrast.smallest_effect), (None, None));
+        assert_eq!(
+            (estimate.confidence, contrast.smallest_effect),
+            (None, None)
+        );
     }
     // Five complete blocks of six are enough, four are not.
     let design = bench(6);
     let mut some = runs(&design, steps);
     some.retain(|run| run.block != 2 || run.condition.way != Way::ALL[3]);
     let contrasts = design.analyze(&some).unwrap();
-    assert!(contrasts.iter().all(|one| (one.blocks.len(), one.missing) == (5, 1)));
+    assert!(
+        contrasts
+            .iter()
+            .all(|one| (one.blocks.len(), one.missing) == (5, 1))
+    );
     assert_eq!(contrasts[2].verdict, Some(Verdict::More));
     some.retain(|run| run.block != 0 || run.condition.way != Way::ALL[0]);
     let contrasts = design.analyze(&some).unwrap();
     assert_eq!(contrasts[2].verdict, Some(Verdict::TooFew));
     let none = design.analyze(&[]).unwrap();
-    assert!(none.iter().all(|one| one.estimate.is_none() && one.verdict.is_none()));
+    assert!(
+        none.iter()
+            .all(|one| one.estimate.is_none() && one.verdict.is_none())
+    );
 }
 
 #[test]
@@ -141,7 +174,9 @@ fn zeros_have_a_range_or_nothing() {
             }
         };
         let contrasts = design.analyze(&runs(&design, value)).unwrap();
-        let estimate = contrasts[0].estimate.map(|one| (one.low, one.high, one.confidence));
+        let estimate = contrasts[0]
+            .estimate
+            .map(|one| (one.low, one.high, one.confidence));
         (estimate, contrasts[0].verdict)
     };
     assert_eq!(with(2.0, 0.0), (Some((0.0, 0.0, None)), None));
@@ -218,7 +253,10 @@ fn runs_that_were_not_planned_are_refused() {
 #[test]
 fn holm_adjusts_as_published() {
     let close = |found: &[f64], expected: &[f64]| {
-        found.iter().zip(expected).all(|(one, other)| (one - other).abs() < 1e-9)
+        found
+            .iter()
+            .zip(expected)
+            .all(|(one, other)| (one - other).abs() < 1e-9)
     };
     assert!(close(&holm(&[0.04]), &[0.04]));
     assert!(close(

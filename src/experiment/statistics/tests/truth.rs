@@ -112,13 +112,17 @@ impl Experiment {
                     walk += 0.005 * normal(random);
                     log += slope * phase + wave * (9.0 * phase).sin() + walk;
                 }
-                for (is_on, effect) in [
-                    (exclusive, self.effects.exclusive),
-                    (sized, self.effects.sized),
-                    (condition.scene == 1, self.effects.scene),
-                ] {
-                    log += if is_on { effect } else { 0.0 };
-                }
+                log += if exclusive {
+                    self.effects.exclusive
+                } else {
+                    0.0
+                };
+                log += if sized { self.effects.sized } else { 0.0 };
+                log += if condition.scene == 1 {
+                    self.effects.scene
+                } else {
+                    0.0
+                };
                 runs.push(Run {
                     block,
                     condition,
@@ -139,7 +143,11 @@ impl Experiment {
             }
             Noise::Outliers => {
                 let is_disturbed = random.f64() < 0.05;
-                let slower = if is_disturbed { (0.6 + 0.2 * random.f64()).ln() } else { 0.0 };
+                let slower = if is_disturbed {
+                    (0.6 + 0.2 * random.f64()).ln()
+                } else {
+                    0.0
+                };
                 self.spread * normal(random) + slower
             }
         }
@@ -193,7 +201,11 @@ impl Tally {
 
     /// How often an effect was named with the right direction.
     fn named(&self) -> u32 {
-        if self.truth > 0.0 { self.more } else { self.less }
+        if self.truth > 0.0 {
+            self.more
+        } else {
+            self.less
+        }
     }
 }
 
@@ -269,7 +281,10 @@ fn decides(noise: Noise, spread: f64, named: f64, no_effect: f64) {
     for experiment in [Experiment::bench, Experiment::scenes] {
         let tallies = experiment(noise, spread, nothing).tally();
         for tally in &tallies.questions {
-            assert!(percent(tally.no_effect) >= no_effect, "{noise:?} {spread}: {tallies:#?}");
+            assert!(
+                percent(tally.no_effect) >= no_effect,
+                "{noise:?} {spread}: {tallies:#?}"
+            );
         }
         let tallies = experiment(noise, spread, ten).tally();
         for tally in &tallies.questions {
@@ -277,7 +292,11 @@ fn decides(noise: Noise, spread: f64, named: f64, no_effect: f64) {
             if tally.is_null() {
                 // All other questions have their effects, and the last step of Holm's method invents one here in 5 % of the
                 // experiments, as it may. Then "no effect" can't be said in more than 95 %, and a sample may have less.
-                assert!(percent(tally.no_effect) >= no_effect.min(93.5), "{}", shown());
+                assert!(
+                    percent(tally.no_effect) >= no_effect.min(93.5),
+                    "{}",
+                    shown()
+                );
             } else {
                 assert!(percent(tally.named()) >= named, "{}", shown());
             }
@@ -378,6 +397,9 @@ fn the_smallest_effect_is_the_smallest() {
         };
         let smallest = with(0.0).smallest / f64::from(EXPERIMENTS);
         let named = percent(with(smallest).named());
-        assert!((75.0..=85.0).contains(&named), "{repeats} repeats: {smallest} is named in {named} %");
+        assert!(
+            (75.0..=85.0).contains(&named),
+            "{repeats} repeats: {smallest} is named in {named} %"
+        );
     }
 }
