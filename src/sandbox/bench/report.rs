@@ -341,7 +341,7 @@ pub(super) mod tests {
                 &noisy,
                 Comparison::Pinned,
                 Some(Verdict::NotDistinguishable),
-                "not distinguishable (-10 to +14 %; 24 % would show)",
+                "not distinguishable (-10 to +14 %; 25 % would show)",
             ),
             (
                 &quiet,
