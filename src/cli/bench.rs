@@ -11,9 +11,9 @@ use super::run::{runtime, start_error_log};
 use super::{Draft, Line, OutputFormat};
 use crate::agent::config::EnforcementChoice;
 use crate::cpu::CpuSet;
+use crate::experiment::statistics::{Summary, USUAL_MARGIN};
 use crate::sandbox::bench::plan::{BenchPlan, BenchProgram, PlanOptions, Way, counted};
 use crate::sandbox::bench::report::{BenchReport, Comparison, Metric};
-use crate::sandbox::bench::stats::Summary;
 use crate::sandbox::bench::steps::Pattern;
 use crate::sandbox::bench::{self, BenchOptions, job, picture};
 use crate::sandbox::neighbors::NeighborKind;
@@ -39,7 +39,7 @@ use crate::sandbox::neighbors::NeighborKind;
 
 Exit codes: 0 done, 2 bad input, too few CPUs, no root, another agent, or a failed command; 130 interrupted.")]
 pub(super) struct BenchArgs {
-    /// Number of runs of each of the four ways. Results need 5 rounds, and 95 % confidence needs 6 rounds.
+    /// Number of runs of each of the four ways. A verdict needs 5 rounds.
     #[arg(long, default_value_t = 8, value_parser = value_parser!(u16).range(1..=1000))]
     rounds: u16,
     /// Seconds of measurement per run, after the first step and a warm-up (ignored for a command without --steps).
@@ -384,17 +384,25 @@ fn write_effects(lines: &mut Vec<Line>, report: &BenchReport) {
     }
     let confidence = report
         .effect(Comparison::Both, Metric::StepsPerSecond)
-        .and_then(|effect| effect.ratio)
-        .map_or_else(String::new, |ratio| {
-            format!(
-                ", with a {:.1} % confidence interval of the median",
-                ratio.confidence * 100.0
-            )
-        });
+        .and_then(|effect| effect.ratio?.confidence);
+    let rounds = counted(report.plan.rounds.len() as u64, "round");
+    let legend = match confidence {
+        Some(confidence) => format!(
+            "  mean ratio of {rounds}, with its {:.0} % confidence interval",
+            confidence * 100.0
+        ),
+        None => format!("  median ratio of {rounds}, with the range of all"),
+    };
     lines.push(bold("Effects"));
     lines.extend(table.lines().into_iter().map(Line::from));
-    let rounds = counted(report.plan.rounds.len() as u64, "round");
-    lines.push(format!("  median over {rounds}{confidence}").into());
+    lines.push(legend.into());
+    let margin = (USUAL_MARGIN - 1.0) * 100.0;
+    lines.push(
+        format!(
+            "  no effect: the interval lies within {margin:.0} %; would show: in 8 of 10 such benches"
+        )
+        .into(),
+    );
     lines.push("".into());
 }
 

@@ -5,6 +5,7 @@
 //! 3. [`tasks`] says which task of a training job belongs to which slot. [`render()`] makes the job's objects from the tasks.
 //! 4. [`simulate()`] shows which node each task would get.
 //! 5. [`report`] describes the work of a training job in a case, from the series of a Prometheus.
+//! 6. [`statistics`] says how sure a comparison of runs is. The bench uses it, too.
 
 #![warn(clippy::too_many_lines, clippy::excessive_nesting)]
 
@@ -14,6 +15,7 @@ mod import;
 mod render;
 pub mod report;
 mod simulate;
+pub mod statistics;
 
 pub use amounts::AMOUNTS;
 pub use check::check;

@@ -182,11 +182,12 @@ mod tests {
             plan(6),
             runs(6, |_, _| vec![(Metric::StepsPerSecond, 5.0)]),
             found,
-        );
+        )
+        .unwrap();
         let [pinning, speed, switches] = report.claims.as_slice() else {
             unreachable!("three claims")
         };
-        assert_eq!(pinning.here, "no difference beyond noise (+0 to +0 %)");
+        assert_eq!(pinning.here, "no effect (+0 to +0 %; 1 % would show)");
         let but = pinning.but.join("\n");
         for says in [
             "had no limits",
@@ -224,7 +225,8 @@ mod tests {
     fn threads_of_a_larger_host_are_named() {
         let mut plan = plan(6);
         plan.host_threads = Some(80);
-        let report = BenchReport::new(plan, runs(6, |_, _| vec![]), MachineFacts::default());
+        let report =
+            BenchReport::new(plan, runs(6, |_, _| vec![]), MachineFacts::default()).unwrap();
         let but = report.claims[1].but.join("\n");
         assert!(
             but.contains("a host with 80 CPUs, on a machine with 2 CPUs") && !but.contains("only"),

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use super::report::Metric;
-use super::stats;
+use crate::experiment::statistics::percentile;
 use crate::sandbox::sample::{Sample, SampledCounters};
 
 /// The counters at a moment.
@@ -46,11 +46,11 @@ impl Interval<'_> {
         steps_per_second: f64,
         step_millis: &[f64],
     ) -> BTreeMap<Metric, f64> {
-        let per_step = |per_second: Option<f64>| stats::ratio(per_second?, steps_per_second);
+        let per_step = |per_second: Option<f64>| ratio(per_second?, steps_per_second);
         let figures = [
             (Metric::StepsPerSecond, Some(steps_per_second)),
-            (Metric::StepMsP50, stats::percentile(step_millis, 50)),
-            (Metric::StepMsP99, stats::percentile(step_millis, 99)),
+            (Metric::StepMsP50, percentile(step_millis, 50)),
+            (Metric::StepMsP99, percentile(step_millis, 99)),
             (
                 Metric::ContextSwitchesPerStep,
                 per_step(self.per_second(|counters| counters.context_switches)),
@@ -101,4 +101,10 @@ impl Interval<'_> {
         });
         Some(gained.sum::<u64>() as f64 / self.seconds())
     }
+}
+
+/// The quotient `value / base`; `None` if the quotient is no finite number.
+fn ratio(value: f64, base: f64) -> Option<f64> {
+    let ratio = value / base;
+    ratio.is_finite().then_some(ratio)
 }

@@ -12,9 +12,9 @@ use super::figures::{Interval, Point};
 use super::job::{self, BenchPod, PodWork};
 use super::plan::{BenchPlan, BenchProgram, Cpus, Way};
 use super::report::{Metric, Run};
-use super::stats;
 use super::steps::{Listener, StepSpan, stretch};
 use crate::agent::Agent;
+use crate::experiment::statistics::quantile;
 use crate::host::file;
 use crate::host::proc::Proc;
 use crate::host::spawn::Stderr;
@@ -455,7 +455,7 @@ impl<'a> Bench<'a> {
                 Metric::StepsPerSecond,
                 Some(took.values().map(|seconds| 1.0 / seconds).sum()),
             ),
-            (Metric::StepMsP50, stats::quantile(&millis, 0.5)),
+            (Metric::StepMsP50, quantile(&millis, 0.5)),
             (
                 Metric::ContextSwitchesPerStep,
                 Some(switches as f64 / copies as f64),

@@ -5,11 +5,11 @@
 //! sizes the pods. Shared pods run as in Kubernetes, with the CPU limit as a quota.
 //!
 //! [`mod@plan`] decides the runs, [`job`] names the pods, `measure` runs the pods, [`steps`] reads steps from lines,
-//! `figures` computes the figures of a run, [`report`] compares the runs with the help of [`stats`], [`claims`] compares the
-//! figures with published claims, `compared` says what is compared, and [`picture`] draws the figures. All modules but
-//! `measure` and `guard` only compute.
+//! `figures` computes the figures of a run, [`report`] compares the runs by [`crate::experiment::statistics`], [`claims`]
+//! compares the figures with published claims, `compared` says what is compared, and [`picture`] draws the figures. All
+//! modules but `measure` and `guard` only compute.
 //!
-//! Invariant: a ratio compares consecutive runs of a round, so that a slow minute of the machine affects both sides.
+//! Invariant: a ratio compares runs of the same round, so that a slow minute of the machine affects both sides.
 
 pub mod claims;
 mod compared;
@@ -21,7 +21,6 @@ mod model;
 pub mod picture;
 pub mod plan;
 pub mod report;
-pub mod stats;
 pub mod steps;
 
 use std::collections::BTreeMap;
@@ -154,7 +153,7 @@ pub async fn run(
         not_counted,
         notes,
     };
-    Ok(Some(BenchReport::new(plan.clone(), runs, found)))
+    BenchReport::new(plan.clone(), runs, found).map(Some)
 }
 
 async fn start(node: AgentNode, local: &LocalNode) -> anyhow::Result<Agent> {
@@ -270,8 +269,11 @@ fn notes(plan: &BenchPlan, runs: &[report::Run], left_out: &[String]) -> Vec<Str
         );
     }
     notes.push(
-        "by chance, one of twenty comparisons without a real difference may show a difference"
-            .to_owned(),
+        format!(
+            "only the first three ratios of {} have a verdict, and at most one of twenty benches names an effect there that \
+             does not exist; of the other intervals, one of twenty misses the real ratio",
+            Metric::StepsPerSecond.name(if plan.runs_to_end() { "run" } else { "step" })
+        ),
     );
     notes
 }

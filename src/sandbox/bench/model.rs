@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use serde::Serialize;
 
 use super::plan::{Cpus, ThreadChoice, Way};
-use super::stats::{Conclusion, Spread, Summary};
+use crate::experiment::statistics::{self, Estimate, Part, Question, Summary, Verdict};
 use crate::sandbox::interference::MeasuredInterference;
 
 /// The figures of a run; a missing counter is null.
@@ -78,11 +78,13 @@ pub struct Effect {
     pub comparison: Comparison,
     /// The compared metric.
     pub metric: Metric,
-    /// The median ratio of the rounds, with the interval; null if a round gives no ratio.
-    pub ratio: Option<Spread>,
-    /// The conclusion; null without a ratio.
-    pub verdict: Option<Conclusion>,
-    /// The ratio and the conclusion in words.
+    /// The ratio over the rounds, with its interval; null if a round gives no ratio.
+    pub ratio: Option<Estimate>,
+    /// The verdict; null without a ratio, and for all but the three questions about steps per second.
+    pub verdict: Option<Verdict>,
+    /// The smallest ratio above 1 that 80 of 100 such benches would name; null without a verdict, and with too few rounds.
+    pub smallest_effect: Option<f64>,
+    /// The ratio and the verdict in words.
     pub words: String,
     /// The ratio of each round that has a ratio.
     pub rounds: Vec<f64>,
@@ -173,27 +175,35 @@ impl Comparison {
         }
     }
 
-    /// The pairs of ways whose mean ratio is the comparison: a way, and the way compared with.
-    pub(super) fn pairs(self) -> Vec<(Way, Way)> {
-        let way = |cpus, threads| Way { cpus, threads };
-        let pinned = |threads| (way(Cpus::Pinned, threads), way(Cpus::Shared, threads));
-        let right = |cpus| {
-            (
-                way(cpus, ThreadChoice::Right),
-                way(cpus, ThreadChoice::Host),
-            )
+    /// The comparison as a question about a part of the bench.
+    pub(super) fn question(self) -> (Question, Part) {
+        let threads = |sized| Part {
+            sized: Some(sized),
+            ..Part::default()
+        };
+        let cpus = |exclusive| Part {
+            exclusive: Some(exclusive),
+            ..Part::default()
         };
         match self {
-            Self::Pinned => vec![pinned(ThreadChoice::Host), pinned(ThreadChoice::Right)],
-            Self::Right => vec![right(Cpus::Shared), right(Cpus::Pinned)],
-            Self::Both => vec![(
-                way(Cpus::Pinned, ThreadChoice::Right),
-                way(Cpus::Shared, ThreadChoice::Host),
-            )],
-            Self::PinnedHost => vec![pinned(ThreadChoice::Host)],
-            Self::PinnedRight => vec![pinned(ThreadChoice::Right)],
-            Self::RightShared => vec![right(Cpus::Shared)],
-            Self::RightPinned => vec![right(Cpus::Pinned)],
+            Self::Pinned => (Question::Exclusive, Part::default()),
+            Self::Right => (Question::Sized, Part::default()),
+            Self::Both => (Question::Both, Part::default()),
+            Self::PinnedHost => (Question::Exclusive, threads(false)),
+            Self::PinnedRight => (Question::Exclusive, threads(true)),
+            Self::RightShared => (Question::Sized, cpus(false)),
+            Self::RightPinned => (Question::Sized, cpus(true)),
+        }
+    }
+}
+
+// === impl Way ===
+
+impl From<Way> for statistics::Way {
+    fn from(way: Way) -> Self {
+        Self {
+            exclusive: way.cpus == Cpus::Pinned,
+            sized: way.threads == ThreadChoice::Right,
         }
     }
 }

@@ -1,8 +1,8 @@
-//! A report as a picture: every run as a dot, and the ratios with their spreads.
+//! A report as a picture: every run as a dot, and the ratios with their intervals.
 
 use super::plan::{Cpus, ThreadChoice, Way, counted};
-use super::report::{BenchReport, Comparison, Metric};
-use super::stats::{Conclusion, Spread, percent};
+use super::report::{BenchReport, Comparison, Metric, percent};
+use crate::experiment::statistics::{Estimate, Verdict};
 use crate::text::svg::{Anchor, Svg, shortened};
 
 const WIDTH: f64 = 920.0;
@@ -117,21 +117,21 @@ fn runs(
     }
 }
 
-/// The comparisons in steps per second: the ratio's median as a dot, its spread as a line, beside the line of 1.
+/// The comparisons in steps per second: the ratio as a dot, its interval as a line, beside the line of 1.
 fn ratios(svg: &mut Svg, report: &BenchReport, step: &str) {
     let title = format!(
-        "ratios of {}, median and spread over the rounds",
+        "ratios of {}, mean and interval over the rounds",
         Metric::StepsPerSecond.name(step)
     );
     svg.text((20.0, ROWS - 24.0), 13.0, Anchor::Start, INK, &title);
     let of = |comparison| report.effect(comparison, Metric::StepsPerSecond);
-    let spreads: Vec<Spread> = Comparison::ALL
+    let ratios: Vec<Estimate> = Comparison::ALL
         .into_iter()
         .filter_map(|comparison| of(comparison)?.ratio)
         .collect();
     // On a scale of logarithms, where half as fast is as far from 1 as twice as fast.
     let far = |ratio: f64| if ratio > 0.0 { ratio.ln().abs() } else { 0.0 };
-    let furthest = spreads
+    let furthest = ratios
         .iter()
         .flat_map(|one| [one.low, one.high])
         .map(far)
@@ -167,11 +167,10 @@ fn ratios(svg: &mut Svg, report: &BenchReport, step: &str) {
         svg.text((20.0, y + 4.0), 12.0, Anchor::Start, INK, comparison.name());
         if let Some(effect) = of(comparison) {
             if let Some(ratio) = &effect.ratio {
-                let is_conclusive =
-                    matches!(effect.verdict, Some(Conclusion::More | Conclusion::Less));
+                let is_conclusive = matches!(effect.verdict, Some(Verdict::More | Verdict::Less));
                 let ink = if is_conclusive { "#1f60c4" } else { PALE };
                 svg.line((at(ratio.low), y), (at(ratio.high), y), ink, 3.0);
-                svg.dot((at(ratio.median), y), 5.0, ink);
+                svg.dot((at(ratio.center()), y), 5.0, ink);
             }
             svg.text(
                 (SCALE.1 + 16.0, y + 4.0),
@@ -220,7 +219,8 @@ mod tests {
 
     #[test]
     fn every_run_is_a_dot_and_every_ratio_a_line() {
-        let report = BenchReport::new(plan(6), some_runs(6, figures), MachineFacts::default());
+        let report =
+            BenchReport::new(plan(6), some_runs(6, figures), MachineFacts::default()).unwrap();
         let svg = draw(&report);
         assert_eq!(svg.matches("<circle").count(), 2 * 24 + 7);
         assert!(
@@ -236,7 +236,7 @@ mod tests {
             line: "a <b> & \u{1}c".repeat(30),
             steps: None,
         };
-        let svg = draw(&BenchReport::new(plan, Vec::new(), MachineFacts::default()));
+        let svg = draw(&BenchReport::new(plan, Vec::new(), MachineFacts::default()).unwrap());
         assert!(svg.contains("a &lt;b&gt; &amp;  c") && svg.ends_with("</svg>\n"));
         assert!(
             !svg.contains('\u{1}') && !svg.contains("NaN") && !svg.contains("inf"),

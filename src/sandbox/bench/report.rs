@@ -4,7 +4,9 @@ use serde::Serialize;
 
 use super::claims::{Claim, claims};
 use super::plan::{BenchPlan, Way};
-use super::stats::{self, Conclusion, Spread};
+use crate::experiment::statistics::{
+    self, Condition, Contrast, Design, DesignOptions, Estimate, FEWEST_BLOCKS, Summary, Verdict,
+};
 
 pub use super::model::{Comparison, Effect, MachineFacts, Metric, Run, WaySummary};
 
@@ -33,11 +35,11 @@ pub struct BenchReport {
 
 impl BenchReport {
     /// Computes the results of the runs. An incomplete round has no ratios.
-    pub fn new(plan: BenchPlan, runs: Vec<Run>, found: MachineFacts) -> Self {
-        let mut effects = Vec::new();
-        for comparison in Comparison::ALL {
-            effects.extend(Metric::ALL.map(|metric| effect(comparison, metric, &runs)));
-        }
+    ///
+    /// # Errors
+    /// A plan without rounds, and runs that the plan doesn't have.
+    pub fn new(plan: BenchPlan, runs: Vec<Run>, found: MachineFacts) -> anyhow::Result<Self> {
+        let effects = effects(plan.rounds.len(), &runs)?;
         let ways = Way::ALL
             .map(|way| {
                 let of: Vec<&Run> = runs.iter().filter(|run| run.way == way).collect();
@@ -48,7 +50,7 @@ impl BenchReport {
                 };
                 let figure = |metric| {
                     let values: Vec<f64> = values(metric);
-                    Some((metric, stats::summary(&values)?))
+                    Some((metric, Summary::of(&values)?))
                 };
                 let figures = Metric::ALL.into_iter().filter_map(figure).collect();
                 WaySummary {
@@ -59,7 +61,7 @@ impl BenchReport {
             })
             .to_vec();
         let claims = claims(&plan, &effects, &ways, &found);
-        Self {
+        Ok(Self {
             compared: plan.compared(),
             effects,
             claims,
@@ -67,7 +69,7 @@ impl BenchReport {
             found,
             plan,
             runs,
-        }
+        })
     }
 
     /// The word for a step. A command without steps counts as one step, with the word "run".
@@ -87,69 +89,129 @@ impl BenchReport {
     }
 }
 
-fn effect(comparison: Comparison, metric: Metric, runs: &[Run]) -> Effect {
-    let mut rounds = Vec::new();
-    let (mut counted, mut zero) = (0, 0);
-    let last = runs.iter().map(|run| run.round + 1).max().unwrap_or(0);
-    for round in 0..last {
-        let value = |way: Way| {
-            let run = runs
-                .iter()
-                .find(|run| run.round == round && run.way == way)?;
-            run.figures.get(&metric).copied()
-        };
-        let pairs: Option<Vec<(f64, f64)>> = comparison
-            .pairs()
-            .into_iter()
-            .map(|(one, other)| Some((value(one)?, value(other)?)))
-            .collect();
-        let Some(pairs) = pairs else { continue };
-        counted += 1;
-        zero += usize::from(pairs.iter().all(|&(one, other)| one == 0.0 && other == 0.0));
-        let ratios: Option<Vec<f64>> = pairs
+/// All comparisons by all metrics. The plan of a bench names its three questions about steps per second before the first run,
+/// so these have verdicts.
+fn effects(rounds: usize, runs: &[Run]) -> anyhow::Result<Vec<Effect>> {
+    let options = DesignOptions {
+        repeats: rounds,
+        ..DesignOptions::default()
+    };
+    let ways = Way::ALL.map(Into::into);
+    let design = Design::new(Condition::all(1, 1, &ways), options)?;
+    let answered = design.analyze(&values(Metric::StepsPerSecond, runs))?;
+    let mut effects = Vec::new();
+    for comparison in Comparison::ALL {
+        let (question, part) = comparison.question();
+        let answer = answered
             .iter()
-            .map(|&(one, other)| stats::ratio(one, other))
-            .collect();
-        rounds.extend(ratios.and_then(|ratios| stats::mean_ratio(&ratios)));
-    }
-    // A median over only a part of the rounds would be a biased selection.
-    let ratio = if rounds.len() == counted {
-        stats::spread(&rounds)
-    } else {
-        None
-    };
-    let verdict = ratio.as_ref().map(stats::verdict);
-    let words = match (&ratio, verdict) {
-        (Some(ratio), Some(verdict)) if counted < last => {
-            format!("{}, in {counted} of {last} rounds", words(ratio, verdict))
+            .find(|contrast| contrast.question == question && contrast.part == part);
+        for metric in Metric::ALL {
+            let values = values(metric, runs);
+            let contrast = match answer {
+                Some(answer) if metric == Metric::StepsPerSecond => answer.clone(),
+                _ => design.show(question, part, &values)?,
+            };
+            let words = words(&contrast, &design, &values);
+            effects.push(Effect {
+                comparison,
+                metric,
+                ratio: contrast.estimate,
+                verdict: contrast.verdict,
+                smallest_effect: contrast.smallest_effect,
+                words,
+                rounds: contrast
+                    .blocks
+                    .iter()
+                    .filter_map(|(_, ratio)| *ratio)
+                    .collect(),
+            });
         }
-        (Some(ratio), Some(verdict)) => words(ratio, verdict),
-        _ if counted == 0 => "not measured".to_owned(),
-        _ if zero == counted => "none in either".to_owned(),
-        _ => "none to compare with".to_owned(),
+    }
+    Ok(effects)
+}
+
+/// The values of a metric. A figure that is no number counts as missing.
+fn values(metric: Metric, runs: &[Run]) -> Vec<statistics::Run> {
+    let value = |run: &Run| {
+        let value = run.figures.get(&metric).copied()?;
+        value.is_finite().then_some(statistics::Run {
+            block: run.round,
+            condition: Condition {
+                scene: 0,
+                case: 0,
+                way: run.way.into(),
+            },
+            value,
+        })
     };
-    Effect {
-        comparison,
-        metric,
-        ratio,
-        verdict,
-        words,
-        rounds,
+    runs.iter().filter_map(value).collect()
+}
+
+/// A contrast in words.
+fn words(contrast: &Contrast, design: &Design, values: &[statistics::Run]) -> String {
+    let counted = contrast.blocks.len();
+    match &contrast.estimate {
+        Some(ratio) if contrast.missing > 0 => format!(
+            "{}, in {counted} of {} rounds",
+            ratio_words(ratio, contrast),
+            design.repeats()
+        ),
+        Some(ratio) => ratio_words(ratio, contrast),
+        None if counted == 0 => "not measured".to_owned(),
+        None if is_zero(contrast, design, values) => "none in either".to_owned(),
+        None => "none to compare with".to_owned(),
     }
 }
 
+/// Whether all compared values are 0.
+fn is_zero(contrast: &Contrast, design: &Design, values: &[statistics::Run]) -> bool {
+    let pairs = design.pairs(contrast.question, contrast.part);
+    let is_compared = |run: &&statistics::Run| {
+        pairs
+            .iter()
+            .any(|&(one, base)| run.condition == one || run.condition == base)
+            && contrast.blocks.iter().any(|&(block, _)| block == run.block)
+    };
+    values
+        .iter()
+        .filter(is_compared)
+        .all(|run| run.value == 0.0)
+}
+
 /// A ratio in words.
-fn words(ratio: &Spread, verdict: Conclusion) -> String {
-    let (low, high) = (stats::percent(ratio.low), stats::percent(ratio.high));
+fn ratio_words(ratio: &Estimate, contrast: &Contrast) -> String {
+    let center = percent(ratio.center());
+    let (low, high) = (percent(ratio.low), percent(ratio.high));
     let span = format!("{} to {high}", low.trim_end_matches(" %"));
-    match verdict {
-        Conclusion::TooFew => format!(
-            "{}, too few rounds to tell ({span})",
-            stats::percent(ratio.median)
-        ),
-        Conclusion::NoDifference => format!("no difference beyond noise ({span})"),
-        Conclusion::More | Conclusion::Less => format!("{} ({span})", stats::percent(ratio.median)),
+    let shows = contrast
+        .smallest_effect
+        .map_or_else(String::new, |smallest| {
+            // Rounded up, so that the sentence holds.
+            let percent = ((smallest - 1.0) * 100.0).ceil().max(1.0);
+            format!("; {percent:.0} % would show")
+        });
+    match contrast.verdict {
+        _ if ratio.values < FEWEST_BLOCKS => {
+            format!("{center}, too few rounds to tell ({span})")
+        }
+        Some(Verdict::NoEffect) => format!("no effect ({span}{shows})"),
+        Some(Verdict::NotDistinguishable) => format!("not distinguishable ({span}{shows})"),
+        Some(Verdict::More | Verdict::Less | Verdict::TooFew) | None => {
+            format!("{center} ({span})")
+        }
     }
+}
+
+/// A ratio as a change in percent: `+12 %`.
+pub(super) fn percent(ratio: f64) -> String {
+    // An interval of a few wild values has no digits worth reading.
+    if ratio >= 100.0 {
+        return "over +9900 %".to_owned();
+    }
+    let percent = (ratio - 1.0) * 100.0;
+    // No change is 0, never -0.
+    let percent = if percent.abs() < 0.5 { 0.0 } else { percent };
+    format!("{percent:+.0} %")
 }
 
 #[cfg(test)]
@@ -209,7 +271,7 @@ pub(super) mod tests {
 
     #[test]
     fn ratios_are_taken_within_a_round() {
-        let report = BenchReport::new(plan(6), runs(6, steps), MachineFacts::default());
+        let report = BenchReport::new(plan(6), runs(6, steps), MachineFacts::default()).unwrap();
         for (comparison, expected) in [
             (Comparison::Pinned, 1.2),
             (Comparison::Right, 1.5),
@@ -220,12 +282,16 @@ pub(super) mod tests {
             let effect = report.effect(comparison, Metric::StepsPerSecond).unwrap();
             let ratio = effect.ratio.unwrap();
             assert!(
-                (ratio.low - expected).abs() < 1e-9 && (ratio.high - expected).abs() < 1e-9,
+                (ratio.low - expected).abs() < 1e-6 && (ratio.high - expected).abs() < 1e-6,
                 "{effect:?}"
+            );
+            let is_question = matches!(
+                comparison,
+                Comparison::Pinned | Comparison::Right | Comparison::Both
             );
             assert_eq!(
                 (effect.verdict, effect.rounds.len()),
-                (Some(Conclusion::More), 6)
+                (is_question.then_some(Verdict::More), 6)
             );
         }
         let words = |comparison, metric| report.effect(comparison, metric).unwrap().words.as_str();
@@ -254,25 +320,46 @@ pub(super) mod tests {
 
     #[test]
     fn what_is_within_the_noise_is_said_to_be() {
-        let noisy = |round: usize, way: Way| {
-            let factor = if way.cpus == Cpus::Pinned {
-                [0.95, 1.1, 1.02, 0.99, 1.04, 1.0][round]
-            } else {
-                1.0
+        let report = |factors: [f64; 6]| {
+            let figures = |round: usize, way: Way| {
+                let is_pinned = way.cpus == Cpus::Pinned;
+                let factor = if is_pinned { factors[round] } else { 1.0 };
+                vec![(Metric::StepsPerSecond, 100.0 * factor)]
             };
-            vec![(Metric::StepsPerSecond, 100.0 * factor)]
+            BenchReport::new(plan(6), runs(6, figures), MachineFacts::default()).unwrap()
         };
-        let report = BenchReport::new(plan(6), runs(6, noisy), MachineFacts::default());
-        let effect = report
-            .effect(Comparison::Pinned, Metric::StepsPerSecond)
-            .unwrap();
-        assert_eq!(effect.words, "no difference beyond noise (-5 to +10 %)");
-        let few = BenchReport::new(plan(3), runs(3, steps), MachineFacts::default());
+        let said = |report: &BenchReport, comparison| {
+            let effect = report.effect(comparison, Metric::StepsPerSecond).unwrap();
+            (effect.verdict, effect.words.clone())
+        };
+        let (noisy, quiet) = (
+            report([0.85, 1.2, 1.02, 0.99, 1.04, 1.0]),
+            report([0.99, 1.01, 1.02, 0.99, 1.0, 1.0]),
+        );
+        for (report, comparison, verdict, words) in [
+            (
+                &noisy,
+                Comparison::Pinned,
+                Some(Verdict::NotDistinguishable),
+                "not distinguishable (-10 to +14 %; 25 % would show)",
+            ),
+            (
+                &quiet,
+                Comparison::Pinned,
+                Some(Verdict::NoEffect),
+                "no effect (-1 to +1 %; 3 % would show)",
+            ),
+            // A part of a question has no verdict.
+            (&quiet, Comparison::PinnedHost, None, "+0 % (-1 to +1 %)"),
+        ] {
+            assert_eq!(said(report, comparison), (verdict, words.to_owned()));
+        }
+        let few = BenchReport::new(plan(3), runs(3, steps), MachineFacts::default()).unwrap();
         let effect = few
             .effect(Comparison::Pinned, Metric::StepsPerSecond)
             .unwrap();
         assert_eq!(effect.words, "+20 %, too few rounds to tell (+20 to +20 %)");
-        let none = BenchReport::new(plan(1), Vec::new(), MachineFacts::default());
+        let none = BenchReport::new(plan(1), Vec::new(), MachineFacts::default()).unwrap();
         assert!(
             none.effects
                 .iter()
@@ -289,7 +376,7 @@ pub(super) mod tests {
                 if way.cpus == Cpus::Pinned { 1.0 } else { base },
             )]
         };
-        let report = BenchReport::new(plan(6), runs(6, some), MachineFacts::default());
+        let report = BenchReport::new(plan(6), runs(6, some), MachineFacts::default()).unwrap();
         let effect = report
             .effect(Comparison::Pinned, Metric::MigrationsPerStep)
             .unwrap();
@@ -297,5 +384,38 @@ pub(super) mod tests {
             (effect.ratio, effect.words.as_str()),
             (None, "none to compare with")
         );
+    }
+
+    #[test]
+    fn changes_are_in_percent() {
+        for (ratio, expected) in [
+            (1.2, "+20 %"),
+            (0.6, "-40 %"),
+            (1.0, "+0 %"),
+            (0.998, "+0 %"),
+            (3.0, "+200 %"),
+            (1e30, "over +9900 %"),
+        ] {
+            assert_eq!(percent(ratio), expected);
+        }
+    }
+
+    #[test]
+    fn a_bench_that_lacks_a_round_says_so() {
+        let mut some = runs(6, steps);
+        some.retain(|run| run.round != 3 || run.way != Way::ALL[0]);
+        let report = BenchReport::new(plan(6), some, MachineFacts::default()).unwrap();
+        let words = |comparison| {
+            report
+                .effect(comparison, Metric::StepsPerSecond)
+                .unwrap()
+                .words
+                .as_str()
+        };
+        assert_eq!(
+            words(Comparison::Both),
+            "+80 % (+80 to +80 %), in 5 of 6 rounds"
+        );
+        assert_eq!(words(Comparison::PinnedRight), "+20 % (+20 to +20 %)");
     }
 }

@@ -5,7 +5,7 @@ use std::time::Duration;
 use regex_lite::Regex;
 use serde::{Serialize, Serializer};
 
-use super::stats;
+use crate::experiment::statistics::percentile;
 use crate::sandbox::train::progress::ProgressLine;
 
 /// The most step times kept per process. A process that prints more floods the bench, and a part of the lines is enough.
@@ -209,7 +209,7 @@ impl StepSpan {
     pub fn is_clumped(&self) -> bool {
         let mean = self.seconds * 1e3 / self.steps;
         !self.has_durations
-            && stats::percentile(&self.millis, 50).is_some_and(|median| median < mean * CLUMP)
+            && percentile(&self.millis, 50).is_some_and(|median| median < mean * CLUMP)
     }
 }
 
