@@ -8,7 +8,7 @@ use tokio::sync::oneshot;
 
 use crate::cpu::CpuSet;
 use crate::host::pod_resources::CpuManager;
-use crate::pod::{ApiUid, Pod, ThreadEnvironment};
+use crate::pod::{ApiUid, ObjectName, Pod, ThreadEnvironment};
 
 /// The receiver of the answer to StartContainer. An error is the reason for a refusal.
 pub(super) type StartReply = oneshot::Sender<Result<(), String>>;
@@ -31,8 +31,8 @@ pub enum AgentEvent {
     PodsWaitEnded,
     /// The uid of this Node at the API server.
     Node(ApiUid),
-    /// The NUMA nodes of the devices of pods, by namespace and name.
-    Devices(BTreeMap<(String, String), CpuSet>),
+    /// The NUMA nodes of the devices of pods.
+    Devices(BTreeMap<ObjectName, CpuSet>),
     /// The new state of the kubelet's CPU Manager, after a change.
     CpuManager(CpuManager),
     /// An update of the container runtime's pods.

@@ -7,6 +7,7 @@ use crate::cpu::CpuSet;
 use crate::metrics::AgentMetrics;
 use crate::pin::snapshot::{ContainerState, Repaired};
 use crate::pin::{self, Drift, Enforcement, Observed, ObservedContainer, ObservedPod};
+use crate::pod::ContainerKey;
 
 /// The history of the node's containers, by cgroup path.
 #[derive(Debug, Default)]
@@ -15,9 +16,9 @@ pub(super) struct History {
     old: BTreeMap<String, CpuSet>,
     /// The unpinned time of each container, in seconds.
     unpinned: BTreeMap<String, f64>,
-    /// Created containers whose StartContainer has no answer so far, by pod uid and container name. Until the answer, only the
+    /// Created containers whose StartContainer has no answer so far. Until the answer, only the
     /// runtime's own processes run in the container.
-    waiting: BTreeSet<(String, String)>,
+    waiting: BTreeSet<ContainerKey>,
     /// Repaired drift.
     repaired: BTreeMap<String, Repaired>,
 }
@@ -62,24 +63,23 @@ impl History {
 
     /// Adds a container whose program waits for the answer to StartContainer.
     pub(super) fn waits(&mut self, uid: &str, container: &str) {
-        self.waiting.insert((uid.to_owned(), container.to_owned()));
+        self.waiting.insert(ContainerKey::new(uid, container));
     }
 
     /// Removes a container whose program may begin.
     pub(super) fn begins(&mut self, uid: &str, container: &str) {
-        self.waiting.remove(&(uid.to_owned(), container.to_owned()));
+        self.waiting.remove(&ContainerKey::new(uid, container));
     }
 
     /// Whether a container's program waits for the answer to StartContainer.
     pub(super) fn is_waiting(&self, uid: &str, container: &str) -> bool {
-        let key = (uid.to_owned(), container.to_owned());
-        self.waiting.contains(&key)
+        self.waiting.contains(&ContainerKey::new(uid, container))
     }
 
     /// Removes waiting containers already removed by the runtime.
     pub(super) fn only_waiting(&mut self, is_there: impl Fn(&str, &str) -> bool) {
         self.waiting
-            .retain(|(uid, container)| is_there(uid, container));
+            .retain(|key| is_there(key.uid.as_str(), &key.container));
     }
 
     /// Notes the unpinned time of containers whose assignment came into force in a turn. `before` are the cgroups that the turn
@@ -94,7 +94,7 @@ impl History {
         let waiting = self
             .waiting
             .iter()
-            .filter_map(|(uid, name)| after.container(uid, name));
+            .filter_map(|key| after.container(key.uid.as_str(), &key.container));
         let waiting: BTreeSet<&String> = waiting.map(|container| &container.cgroup.path).collect();
         let pods: HashSet<&String> = before.pods.iter().map(|pod| &pod.cgroup.path).collect();
         let seen = after

@@ -9,22 +9,19 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use super::event::{PodKey, RuntimePod};
-use crate::pod::{ApiUid, Pod, PodUid};
-
-/// Namespace and name of a pod.
-pub(super) type PodName = (String, String);
+use crate::pod::{ApiUid, ObjectName, Pod, PodUid};
 
 /// The pod named in an assignment record.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct RecordedPod {
-    pub(super) pod: PodName,
+    pub(super) pod: ObjectName,
     /// Whether the container runtime confirmed the name.
     pub(super) confirmed: bool,
 }
 
 /// Which mirror pod stands for a static pod.
 struct MirrorChoice {
-    winner: Option<PodName>,
+    winner: Option<ObjectName>,
     /// Whether the container runtime or a confirmed record names the winner.
     confirmed: bool,
     /// The reason why all further mirror pods do not count.
@@ -52,17 +49,13 @@ pub(super) struct Evidence<'a> {
     pub(super) records: &'a BTreeMap<String, RecordedPod>,
 }
 
-fn name(pod: &Pod) -> PodName {
-    (pod.namespace.clone(), pod.name.clone())
-}
-
 /// Finds out which mirror pods certainly stand for a static pod. Returns these with the uid of their static pod's cgroup, and the
 /// conflicts as sentences.
 pub(super) fn resolve<'a>(
     mirrors: impl Iterator<Item = (&'a PodKey, &'a Pod)>,
     evidence: &Evidence<'_>,
 ) -> (BTreeMap<PodKey, Identified>, Vec<String>) {
-    let mut claimants: BTreeMap<&PodUid, Vec<(&PodKey, PodName)>> = BTreeMap::new();
+    let mut claimants: BTreeMap<&PodUid, Vec<(&PodKey, ObjectName)>> = BTreeMap::new();
     for (key, pod) in mirrors {
         let Some(mirror) = pod
             .mirror
@@ -73,12 +66,12 @@ pub(super) fn resolve<'a>(
         };
         if Some(&mirror.node) == evidence.node {
             let claimants = claimants.entry(&mirror.uid).or_default();
-            claimants.push((key, name(pod)));
+            claimants.push((key, pod.object_name()));
         }
     }
     let (mut identified, mut conflicts) = (BTreeMap::new(), Vec::new());
     for (uid, claimants) in claimants {
-        let names: BTreeSet<PodName> = claimants.iter().map(|(_, name)| name.clone()).collect();
+        let names: BTreeSet<ObjectName> = claimants.iter().map(|(_, name)| name.clone()).collect();
         let MirrorChoice {
             winner,
             confirmed,
@@ -92,9 +85,9 @@ pub(super) fn resolve<'a>(
             identified.insert((*key).clone(), Identified { uid, confirmed });
         }
         let losers = names.iter().filter(|name| Some(*name) != winner.as_ref());
-        conflicts.extend(losers.map(|(namespace, pod)| {
+        conflicts.extend(losers.map(|pod| {
             format!(
-                "pod {namespace}/{pod} has the annotations of a mirror pod of the static pod {uid}, and Pinfold \
+                "pod {pod} has the annotations of a mirror pod of the static pod {uid}, and Pinfold \
                  ignores them, because {reason}; delete the pod, or remove its annotations kubernetes.io/config.hash \
                  and config.mirror"
             )
@@ -104,13 +97,13 @@ pub(super) fn resolve<'a>(
 }
 
 /// The mirror pod that stands for a static pod, if any.
-fn decide(uid: &PodUid, names: &BTreeSet<PodName>, evidence: &Evidence<'_>) -> MirrorChoice {
+fn decide(uid: &PodUid, names: &BTreeSet<ObjectName>, evidence: &Evidence<'_>) -> MirrorChoice {
     let nobody = |reason: String| MirrorChoice {
         winner: None,
         confirmed: false,
         reason,
     };
-    let verdict = |name: PodName, reason: String| MirrorChoice {
+    let verdict = |name: ObjectName, reason: String| MirrorChoice {
         winner: Some(name).filter(|name| names.contains(name)),
         confirmed: true,
         reason,
@@ -121,22 +114,16 @@ fn decide(uid: &PodUid, names: &BTreeSet<PodName>, evidence: &Evidence<'_>) -> M
     if let Some(of_runtime) = evidence
         .runtime
         .get(uid.as_str())
-        .map(|runtime_pod| name(&runtime_pod.pod))
+        .map(|runtime_pod| runtime_pod.pod.object_name())
     {
-        let reason = format!(
-            "the container runtime says that this is pod {}/{}",
-            of_runtime.0, of_runtime.1
-        );
+        let reason = format!("the container runtime says that this is pod {of_runtime}");
         return verdict(of_runtime, reason);
     }
     let record = evidence.records.get(uid.as_str());
     if let Some(RecordedPod { pod, confirmed }) = record
         && (*confirmed || !names.contains(pod))
     {
-        return verdict(
-            pod.clone(),
-            format!("its CPUs are assigned to pod {}/{}", pod.0, pod.1),
-        );
+        return verdict(pod.clone(), format!("its CPUs are assigned to pod {pod}"));
     }
     let mut all = names.iter();
     match (all.next(), all.next()) {
@@ -183,8 +170,8 @@ mod tests {
         }
     }
 
-    fn owner(namespace: &str) -> PodName {
-        (namespace.to_owned(), "p".to_owned())
+    fn owner(namespace: &str) -> ObjectName {
+        ObjectName::new(namespace, "p")
     }
 
     /// The namespaces of the pods with the resolved uid `hash`, and the number of conflicts.

@@ -12,6 +12,7 @@ use super::node::AgentNode;
 use crate::cpu::CpuSet;
 use crate::host::pod_resources::{CallError, CpuManager, DevicesError, PodResources};
 use crate::pin::Snapshot;
+use crate::pod::ObjectName;
 
 /// How long a kubelet answer stays valid while no cgroup appears or disappears. A turn within this time causes no
 /// request. A later turn causes a new request.
@@ -82,7 +83,7 @@ impl AskKubelet {
     }
 
     /// Queries the kubelet once, and reports changes to the reconciler.
-    async fn ask(&mut self, known: &mut BTreeMap<(String, String), CpuSet>) -> anyhow::Result<()> {
+    async fn ask(&mut self, known: &mut BTreeMap<ObjectName, CpuSet>) -> anyhow::Result<()> {
         let listed = self.kubelet.list().await;
         let answered = match &listed {
             Ok(containers) if self.cpu_manager.is_some() => {
@@ -110,10 +111,10 @@ impl AskKubelet {
             }) => return Ok(()),
             Err(error) => return Err(error.into()),
         };
-        let mut devices: BTreeMap<(String, String), CpuSet> = BTreeMap::new();
+        let mut devices: BTreeMap<ObjectName, CpuSet> = BTreeMap::new();
         for container in containers {
             let near = devices
-                .entry((container.namespace, container.pod))
+                .entry(ObjectName::new(container.namespace, container.pod))
                 .or_default();
             *near = container
                 .devices

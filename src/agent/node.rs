@@ -14,7 +14,9 @@ use crate::host::topology::HotplugState;
 use crate::host::{proc::Proc, topology};
 use crate::pin::decide::{DecisionContext, default_reserved};
 use crate::pin::{Enforcement, EnforcementCause, Ledger, Observed, Scan};
-use crate::pod::{RecognizedPod, ThreadBasis, ThreadEnvironment, ThreadPolicy, thread_environment};
+use crate::pod::{
+    ObjectName, RecognizedPod, ThreadBasis, ThreadEnvironment, ThreadPolicy, thread_environment,
+};
 
 /// How long the start waits for the kubelet's answer.
 const FIRST_ANSWER: Duration = Duration::from_secs(2);
@@ -207,7 +209,7 @@ impl AgentNode {
     /// The node as decisions see it. `devices` are the NUMA nodes of the pods' devices, by namespace and name.
     pub(super) fn decision_context<'a>(
         &'a self,
-        devices: &'a BTreeMap<(String, String), CpuSet>,
+        devices: &'a BTreeMap<ObjectName, CpuSet>,
     ) -> DecisionContext<'a> {
         DecisionContext {
             topology: &self.topology,

@@ -12,7 +12,10 @@ use super::identity::{self, Evidence, Identified, RecordedPod};
 use super::pending::PendingAssignments;
 use super::pod_lists::PodLists;
 use crate::pin::Observed;
-use crate::pod::{ApiUid, Container, ContainerIds, Pod, PodList, RecognizedPod, is_required};
+use crate::pod::{
+    ApiUid, Container, ContainerIds, ContainerKey, ObjectName, Pod, PodList, RecognizedPod,
+    is_required,
+};
 
 /// The pods of all sources, each once.
 #[derive(Debug, Default)]
@@ -38,7 +41,7 @@ pub struct PodStore {
     has_runtime: bool,
     /// While the runtime is away: the container ids that the other sources gave when its connection was lost, by the pod's uid
     /// and the container's name. An id that has changed since then belongs to a container that the runtime has not reported.
-    ids_at_loss: Option<BTreeMap<(String, String), String>>,
+    ids_at_loss: Option<BTreeMap<ContainerKey, String>>,
     /// Which lists of pods are awaited.
     lists: PodLists,
 }
@@ -250,7 +253,7 @@ impl PodStore {
                 .as_ref()
                 .filter(|record| !record.assignment.is_empty() && !record.pod.is_empty())?;
             let recorded = RecordedPod {
-                pod: (record.namespace.clone(), record.pod.clone()),
+                pod: ObjectName::new(&*record.namespace, &*record.pod),
                 confirmed: record.confirmed,
             };
             Some((pod.cgroup.uid.clone(), recorded))
@@ -350,7 +353,7 @@ impl PodStore {
             };
             for container in &pod.containers {
                 if let Some(id) = &container.runtime_id {
-                    ids.insert((uid.to_owned(), container.name.clone()), id.clone());
+                    ids.insert(ContainerKey::new(uid, &*container.name), id.clone());
                 }
             }
         }
@@ -494,7 +497,7 @@ impl PodStore {
 fn with(
     mut pod: Pod,
     runtime_pod: Option<&RuntimePod>,
-    ids_at_loss: Option<&BTreeMap<(String, String), String>>,
+    ids_at_loss: Option<&BTreeMap<ContainerKey, String>>,
 ) -> Pod {
     let Some(runtime_pod) = runtime_pod else {
         return pod;
@@ -513,8 +516,8 @@ fn with(
         let Some(known) = of_runtime.get(container.name.as_str()) else {
             continue;
         };
-        let is_newer = |at_loss: &BTreeMap<(String, String), String>| {
-            let key = (uid.clone(), container.name.clone());
+        let is_newer = |at_loss: &BTreeMap<ContainerKey, String>| {
+            let key = ContainerKey::new(&uid, &*container.name);
             container.runtime_id.is_some() && container.runtime_id.as_ref() != at_loss.get(&key)
         };
         if ids_at_loss.is_some_and(is_newer) {

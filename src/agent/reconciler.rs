@@ -29,7 +29,7 @@ use crate::metrics::AgentMetrics;
 use crate::pin::Snapshot;
 use crate::pin::cpu_isolation::{CpuIsolator, IsolationReport};
 use crate::pin::decide::DecisionContext;
-use crate::pod::ContainerIds;
+use crate::pod::{ContainerIds, ObjectName};
 
 /// How long the container runtime has after the agent's start to report the existing containers.
 const IDS_GRACE: Duration = Duration::from_secs(30);
@@ -45,8 +45,8 @@ async fn sleep_until(moment: Option<Instant>) {
 #[derive(Debug)]
 pub(super) struct Reconciler {
     pub(super) node: AgentNode,
-    /// NUMA nodes of the pods' devices, by namespace and name.
-    devices: BTreeMap<(String, String), CpuSet>,
+    /// NUMA nodes of the pods' devices.
+    devices: BTreeMap<ObjectName, CpuSet>,
     /// Whether the container runtime has had time to report the existing containers.
     ids_settled: bool,
     pub(super) isolator: CpuIsolator,
@@ -533,7 +533,7 @@ impl Reconciler {
 /// What a turn needs to know about the node.
 fn context<'a>(
     node: &'a AgentNode,
-    devices: &'a BTreeMap<(String, String), CpuSet>,
+    devices: &'a BTreeMap<ObjectName, CpuSet>,
     ids_settled: bool,
 ) -> TurnContext<'a> {
     let config = &node.config;

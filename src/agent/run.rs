@@ -39,7 +39,7 @@ use crate::host::watch::{Watch, WatchChanges};
 use crate::host::{limits, perf};
 use crate::metrics::{AgentMetrics, Format, Peer, Sources, UnknownPeers};
 use crate::pin::Snapshot;
-use crate::pod::Pod;
+use crate::pod::{ObjectName, Pod};
 
 /// How long the shutdown waits for unwritten Events and for answers to the runtime, which take at most 1.5 s.
 const GRACE: Duration = Duration::from_millis(1800);
@@ -422,7 +422,7 @@ async fn sample_connections(
 }
 
 /// Hands a training job's pods, as the API server lists them, to the metrics sources.
-fn set_known_peers(sources: &Sources, job: (String, String), members: Vec<JobMember>) {
+fn set_known_peers(sources: &Sources, job: ObjectName, members: Vec<JobMember>) {
     let peers = members.into_iter().flat_map(
         |JobMember {
              pod,

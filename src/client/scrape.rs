@@ -1,5 +1,6 @@
 //! [`ScrapeValues`]: the counters of pods and containers that `/metrics` has and `/status` lacks.
 
+use crate::pod::ObjectName;
 use std::borrow::Cow;
 use std::collections::HashMap;
 
@@ -45,7 +46,7 @@ type ContainerName = (String, String, String);
 #[derive(Debug, Clone, PartialEq, Default)]
 pub(crate) struct ScrapeValues {
     containers: HashMap<ContainerName, ContainerCounters>,
-    pods: HashMap<(String, String), PodCounters>,
+    pods: HashMap<ObjectName, PodCounters>,
     /// The start time of the agent, in seconds since the epoch.
     pub(crate) started: Option<f64>,
 }
@@ -137,8 +138,13 @@ impl ScrapeValues {
                     .or_default();
                 *field(counters).get_or_insert_default() += value;
             } else if let Some((_, field)) = pod {
-                *field(scrape.pods.entry((namespace, pod_name)).or_default())
-                    .get_or_insert_default() += value;
+                *field(
+                    scrape
+                        .pods
+                        .entry(ObjectName::new(namespace, pod_name))
+                        .or_default(),
+                )
+                .get_or_insert_default() += value;
             }
         }
         scrape
@@ -158,7 +164,7 @@ impl ScrapeValues {
     /// The counters of a pod.
     pub(crate) fn pod(&self, namespace: &str, pod: &str) -> PodCounters {
         self.pods
-            .get(&(namespace.to_owned(), pod.to_owned()))
+            .get(&ObjectName::new(namespace, pod))
             .copied()
             .unwrap_or_default()
     }

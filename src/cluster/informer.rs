@@ -12,6 +12,7 @@ use super::backoff::BackoffPolicy;
 use super::reflect::{FollowedCollection, ObjectCache, SHORT_LIVED, reflect};
 use super::watch::Identity;
 use super::{Api, Call, ErrorKind, Failure};
+use crate::pod::ObjectName;
 
 /// The number of objects on a page of a list. The objects of all nodes would not fit into one answer, and only one process of the
 /// cluster reads them.
@@ -28,9 +29,6 @@ const BACKOFF: (Duration, Duration) = (Duration::from_secs(1), Duration::from_se
 
 /// The longest wait after a failure that lasts until a person acts, for example a missing right.
 const LONGEST_WAIT: Duration = Duration::from_secs(300);
-
-/// The namespace and the name of an object.
-pub(super) type ObjectKey = (String, String);
 
 /// The collection to follow, and the decoder of the objects.
 pub(super) struct ObjectSource<T> {
@@ -61,7 +59,7 @@ pub(super) enum ObjectPart {
 #[derive(Debug)]
 pub(super) struct Objects<T> {
     /// The objects by namespace and name.
-    pub(super) known: BTreeMap<ObjectKey, T>,
+    pub(super) known: BTreeMap<ObjectName, T>,
     /// Why the objects are unknown or may be stale; `None` while a watch works.
     pub(super) degraded: Option<String>,
 }
@@ -134,9 +132,12 @@ fn advice(failure: &Failure) -> &'static str {
 }
 
 /// The namespace and the name of an object; `None` for an object without a name.
-fn key(object: &RawValue) -> Option<ObjectKey> {
+fn key(object: &RawValue) -> Option<ObjectName> {
     let identity = Identity::of(object);
-    Some((identity.namespace.unwrap_or_default(), identity.name?))
+    Some(ObjectName::new(
+        identity.namespace.unwrap_or_default(),
+        identity.name?,
+    ))
 }
 
 /// The given part of an object, or the complete text if the text has no metadata.
@@ -176,7 +177,7 @@ impl<T: PartialEq + Send + Sync> ObjectCache for Publisher<T> {
 
     async fn replace(&mut self, objects: Vec<Box<RawValue>>) {
         let decode = self.source.decode;
-        let known: BTreeMap<ObjectKey, T> = objects
+        let known: BTreeMap<ObjectName, T> = objects
             .iter()
             .filter_map(|object| Some((key(object)?, decode(object))))
             .collect();

@@ -29,8 +29,9 @@ use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
 use super::claims::{ClaimOwner, ClaimSettings, Claims, Holder, MANAGED_BY, holder_of};
-use super::informer::{ObjectKey, ObjectPart, ObjectSource, Objects, follow};
+use super::informer::{ObjectPart, ObjectSource, Objects, follow};
 use super::{Api, Backoff, Call, ErrorKind, Failure, Jitter, MANAGER};
+use crate::pod::ObjectName;
 use crate::scene::{ClusterView, Node, ScenePlan, ScenePlanStatus, plan_status, unreadable_status};
 use crate::text::counted;
 
@@ -365,8 +366,8 @@ impl Collections {
         let nodes: Vec<Node> = nodes
             .known
             .iter()
-            .map(|((_, name), labels)| Node {
-                name: name.clone(),
+            .map(|(key, labels)| Node {
+                name: key.name.clone(),
                 labels: labels.clone(),
                 ..Node::default()
             })
@@ -374,7 +375,7 @@ impl Collections {
         let holders: BTreeMap<&String, &Holder> = claims
             .known
             .iter()
-            .map(|((_, lease), holder)| (lease, holder))
+            .map(|(lease, holder)| (&lease.name, holder))
             .collect();
         let claims: BTreeMap<String, String> = holders
             .iter()
@@ -433,9 +434,9 @@ impl StoredPlan {
     }
 
     /// The difference between the stored status and `status`, if any.
-    fn difference(&self, (_, name): &ObjectKey, status: ScenePlanStatus) -> Option<Difference> {
+    fn difference(&self, key: &ObjectName, status: ScenePlanStatus) -> Option<Difference> {
         (self.status.as_ref() != Some(&status)).then(|| Difference {
-            name: name.clone(),
+            name: key.name.clone(),
             uid: self.uid.clone(),
             status,
         })

@@ -48,6 +48,7 @@ use crate::host::perf;
 use crate::host::proc::Proc;
 use crate::pin::Snapshot;
 use crate::pin::snapshot::ContainerState;
+use crate::pod::ObjectName;
 
 /// The time limit of a page if the scraper gives no limit: Prometheus's default timeout with a margin.
 pub const PAGE_TIME: Duration = Duration::from_millis(9500);
@@ -166,11 +167,7 @@ impl Sources {
     }
 
     /// Sets the addresses of a training job's pods on all nodes.
-    pub fn set_peers(
-        &self,
-        job: (String, String),
-        peers: impl IntoIterator<Item = (IpAddr, Peer)>,
-    ) {
+    pub fn set_peers(&self, job: ObjectName, peers: impl IntoIterator<Item = (IpAddr, Peer)>) {
         if let Some(connections) = &self.connections {
             connections.set_peers(job, peers);
         }

@@ -3,10 +3,10 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 
-use crate::pod::PodRole;
+use crate::pod::{ObjectName, PodRole};
 
-/// Remote addresses without a known pod, by the namespace and name of the training job.
-pub type UnknownPeers = BTreeMap<(String, String), BTreeSet<IpAddr>>;
+/// Remote addresses without a known pod, by training job.
+pub type UnknownPeers = BTreeMap<ObjectName, BTreeSet<IpAddr>>;
 
 /// A pod at the remote end of a connection. The namespace is the training job's.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]

@@ -320,7 +320,7 @@ impl PodRequest<'_> {
         let plan = decisions.desired.pod_mut(&self.key);
         // Without a name, the plan leaves the pod's quota and the name in the pod's record alone.
         let is_known = self.description != Description::Awaited || !self.is_recorded;
-        let name = || (self.pod.namespace.clone(), self.pod.name.clone());
+        let name = || self.pod.object_name();
         plan.name = is_known.then(name);
         plan.isolated |= self.preferences.partition == Balancing::Isolated;
         plan.movable |= self.preferences.movable;

@@ -10,7 +10,7 @@ use super::assignment::union;
 use super::{AssignmentRecord, PodAssignment};
 use crate::cpu::CpuSet;
 use crate::host::cgroup::{PartitionKind, Quota};
-use crate::pod::PodUid;
+use crate::pod::{ObjectName, PodUid};
 
 /// The name of the cgroup for idle CPUs, beside the containers' cgroups of a pod.
 pub(super) const IDLE_CGROUP: &str = "pinfold-idle";
@@ -161,7 +161,7 @@ pub struct PodPlan {
     /// The exclusive CPUs. An unknown pod keeps its CPUs.
     pub assignment: PodAssignment,
     /// Namespace and name; `None` for an unknown pod.
-    pub name: Option<(String, String)>,
+    pub name: Option<ObjectName>,
     /// Whether the container runtime has told the name of a static pod.
     pub confirmed: bool,
     /// Names of the init containers, which run on the CPUs of their pod. Without a description of the pod, these are the

@@ -29,6 +29,7 @@ mod command;
 mod cpu_preferences;
 mod entitlement;
 mod from_k8s;
+mod keys;
 mod launcher;
 mod manifest;
 mod model;
@@ -52,6 +53,7 @@ pub use entitlement::{
     Entitlement, MOST_CPUS, Policy, Training, entitlement, is_denied, is_required, training,
 };
 pub use from_k8s::PodError;
+pub use keys::{ContainerKey, ObjectName};
 pub use manifest::{ManifestError, SyntaxError, parse, repeated};
 pub use model::{Container, ContainerIds, ContainerKind, EnvSource, Pod, Qos, Resources};
 pub use object::PodObject;

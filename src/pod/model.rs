@@ -5,6 +5,7 @@ use std::fmt;
 
 use serde::Serialize;
 
+use super::keys::ObjectName;
 use super::shared::Shared;
 use super::uid::{ApiUid, Mirror, PodUid};
 use crate::cpu::CpuSet;
@@ -64,6 +65,11 @@ impl Pod {
     /// The uid in the name of the pod's cgroup.
     pub fn cgroup_uid(&self) -> Option<&str> {
         self.uid.as_ref().map(PodUid::as_str)
+    }
+
+    /// The pod's namespace and name.
+    pub fn object_name(&self) -> ObjectName {
+        ObjectName::new(&*self.namespace, &*self.name)
     }
 
     /// Whether the pod has the uid, or is a mirror pod that names the static pod with the uid. A mirror pod alone is

@@ -15,7 +15,7 @@ use pinfold::host::cgroup::{CgroupError, Cpuset, PodCgroup, PodSurroundings};
 use pinfold::metrics::AgentMetrics;
 use pinfold::pin::decide::DecisionContext;
 use pinfold::pin::{AppliedStep, Enforcement, Reason, Step, StepOutcome as Real};
-use pinfold::pod::{CpuPreferences, Policy};
+use pinfold::pod::{CpuPreferences, ObjectName, Policy};
 
 use super::agent::{Held, Outcome, Planned, Setup, World};
 use super::events::Event;
@@ -106,7 +106,7 @@ pub(crate) struct ModelNode<'a> {
     reserved: CpuSet,
     policy: Policy,
     preferences: CpuPreferences,
-    devices: BTreeMap<(String, String), CpuSet>,
+    devices: BTreeMap<ObjectName, CpuSet>,
     enforcement: Enforcement,
     turn: Turn<'a>,
     run: RefCell<Run<'a>>,

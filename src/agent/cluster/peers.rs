@@ -11,10 +11,7 @@ use super::model::ApiPods;
 use crate::cluster::peers::{JobMember, members};
 use crate::cluster::{Api, Jitter};
 use crate::metrics::UnknownPeers;
-use crate::pod;
-
-/// Namespace and name of a training job.
-pub(in crate::agent) type JobKey = (String, String);
+use crate::pod::{self, ObjectName};
 
 /// The shortest time between two requests about a job. After failures the time doubles, up to [`MAX_REQUEST_INTERVAL`]: the
 /// list of a large job may fail each time, and costs the server much each time.
@@ -36,7 +33,7 @@ const MAX_WITHOUT_POD: usize = 1000;
 
 /// The times and results of requests about jobs. The type does no I/O and reads no clock.
 #[derive(Debug, Default)]
-struct Requests(BTreeMap<JobKey, LastRequest>);
+struct Requests(BTreeMap<ObjectName, LastRequest>);
 
 /// The last request about a job.
 #[derive(Debug)]
@@ -53,7 +50,7 @@ pub(in crate::agent) async fn resolve(
     api: Api,
     pods: watch::Receiver<ApiPods>,
     mut unknown: mpsc::Receiver<UnknownPeers>,
-    tell: impl Fn(JobKey, Vec<JobMember>) + Send,
+    tell: impl Fn(ObjectName, Vec<JobMember>) + Send,
 ) -> anyhow::Result<()> {
     let (mut requests, mut jitter) = (Requests::default(), Jitter::default());
     while let Some(unknown) = unknown.recv().await {
@@ -64,18 +61,14 @@ pub(in crate::agent) async fn resolve(
             let count = u32::try_from(addresses.len()).unwrap_or(u32::MAX);
             let spread = SPREAD_PER_ADDRESS.saturating_mul(count).max(MIN_SPREAD);
             tokio::time::sleep(jitter.spread(spread)).await;
-            match members(&api, &job.0, (&key, &value)).await {
+            match members(&api, &job.namespace, (&key, &value)).await {
                 Ok(found) => {
                     requests.answered(job.clone(), addresses, &found, Instant::now());
                     tell(job, found);
                 }
                 Err(failure) => {
                     // The API client counts the failure.
-                    tracing::debug!(
-                        "the pods of job {}/{} can't be listed: {failure}",
-                        job.0,
-                        job.1
-                    );
+                    tracing::debug!("the pods of job {job} can't be listed: {failure}");
                     requests.failed(job, Instant::now());
                 }
             }
@@ -85,10 +78,10 @@ pub(in crate::agent) async fn resolve(
 }
 
 /// The label that selects a job's pods, taken from a local pod of the job.
-fn label(pods: &ApiPods, (namespace, job): &JobKey) -> Option<(String, String)> {
-    let mut in_namespace = pods.pods().filter(|pod| pod.namespace == *namespace);
+fn label(pods: &ApiPods, job: &ObjectName) -> Option<(String, String)> {
+    let mut in_namespace = pods.pods().filter(|pod| pod.namespace == job.namespace);
     in_namespace.find_map(|pod| {
-        let (key, value) = pod::job_label(pod, job)?;
+        let (key, value) = pod::job_label(pod, &job.name)?;
         Some((key.to_owned(), value.to_owned()))
     })
 }
@@ -100,7 +93,7 @@ impl Requests {
     fn due(&mut self, unknown: UnknownPeers, now: Instant) -> UnknownPeers {
         self.0
             .retain(|job, last| unknown.contains_key(job) || now < last.at + MAX_REQUEST_INTERVAL);
-        let is_due = |(job, addresses): &(JobKey, BTreeSet<IpAddr>)| match self.0.get(job) {
+        let is_due = |(job, addresses): &(ObjectName, BTreeSet<IpAddr>)| match self.0.get(job) {
             None => true,
             Some(last) => {
                 now >= last.at + MAX_REQUEST_INTERVAL
@@ -112,7 +105,7 @@ impl Requests {
 
     fn answered(
         &mut self,
-        job: JobKey,
+        job: ObjectName,
         addresses: BTreeSet<IpAddr>,
         found: &[JobMember],
         now: Instant,
@@ -138,7 +131,7 @@ impl Requests {
         self.0.insert(job, last);
     }
 
-    fn failed(&mut self, job: JobKey, now: Instant) {
+    fn failed(&mut self, job: ObjectName, now: Instant) {
         let last = self.0.entry(job).or_insert_with(|| LastRequest {
             at: now,
             without_pod: BTreeSet::new(),
@@ -174,12 +167,12 @@ mod tests {
     }
 
     fn unknown(last: &[u8]) -> UnknownPeers {
-        BTreeMap::from([(("train".to_owned(), "job".to_owned()), addresses(last))])
+        BTreeMap::from([(ObjectName::new("train", "job"), addresses(last))])
     }
 
     #[test]
     fn a_job_is_requested_for_new_addresses() {
-        let job = ("train".to_owned(), "job".to_owned());
+        let job = ObjectName::new("train", "job");
         let (mut requests, start) = (Requests::default(), Instant::now());
         let after = |seconds| start + Duration::from_secs(seconds);
         assert_eq!(requests.due(unknown(&[1, 2]), start), unknown(&[1, 2]));

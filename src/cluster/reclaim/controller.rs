@@ -17,6 +17,7 @@ use tokio_util::sync::CancellationToken;
 use super::{ReclaimRound, Reclaimer, item, now};
 use crate::cluster::informer::{ObjectPart, ObjectSource, Objects, follow};
 use crate::cluster::{Backoff, Failure, Jitter};
+use crate::pod::ObjectName;
 use crate::scene::{
     ItemKind, PS, RECLAIM_LABEL, ReclaimItem, ReclaimVerdict, Reclaimable, reclaim,
 };
@@ -43,8 +44,8 @@ struct WatchedObjects {
     jobs: Items,
 }
 
-/// The decisions about the jobs, by namespace and name.
-type ReclaimDecisions = BTreeMap<(String, String), ReclaimVerdict>;
+/// The decisions about the jobs.
+type ReclaimDecisions = BTreeMap<ObjectName, ReclaimVerdict>;
 
 // === impl WatchedObjects ===
 
@@ -191,12 +192,12 @@ impl Reclaimer {
         let decisions: ReclaimDecisions = jobs
             .iter()
             .map(|job| {
-                let name = (job.namespace.clone(), job.job.clone());
+                let name = ObjectName::new(&*job.namespace, &*job.job);
                 (name, job.verdict.clone())
             })
             .collect();
         for job in jobs {
-            let name = (job.namespace.clone(), job.job.clone());
+            let name = ObjectName::new(&*job.namespace, &*job.job);
             if reported.get(&name) == Some(&job.verdict) {
                 continue;
             }

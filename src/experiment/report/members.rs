@@ -4,6 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use super::answer::Series;
 use super::figures::median;
+use crate::pod::ObjectName;
 
 /// The factor above the usual distance of scrapes that makes a break.
 const BREAK: f64 = 3.0;
@@ -49,9 +50,6 @@ pub struct Members {
     breaks: u32,
 }
 
-/// The namespace and the name of a job.
-type JobName = (String, String);
-
 /// The pods of a job, by name.
 type JobPods = BTreeMap<String, Member>;
 
@@ -89,7 +87,7 @@ impl Members {
     /// # Errors
     /// Nobody, or several jobs.
     pub fn read(series: &[Series], from: f64, to: f64, step: f64) -> Result<Self, NoMembers> {
-        let mut jobs: BTreeMap<JobName, JobPods> = BTreeMap::new();
+        let mut jobs: BTreeMap<ObjectName, JobPods> = BTreeMap::new();
         for pod_series in series {
             // A scrape before the requested time does not count, even if its value still held.
             let sightings = pod_series
@@ -101,17 +99,24 @@ impl Members {
             if sightings.is_empty() {
                 continue;
             }
-            let job = (
-                pod_series.label("namespace").to_owned(),
-                pod_series.label("training_job").to_owned(),
+            let (namespace, job) = (
+                pod_series.label("namespace"),
+                pod_series.label("training_job"),
             );
+            let job = ObjectName::new(namespace, job);
             jobs.entry(job)
                 .or_default()
                 .entry(pod_series.label("pod").to_owned())
                 .or_default()
                 .add(pod_series, sightings);
         }
-        let ((namespace, job), mut pods) = single_job(jobs)?;
+        let (
+            ObjectName {
+                namespace,
+                name: job,
+            },
+            mut pods,
+        ) = single_job(jobs)?;
         for member in pods.values_mut() {
             distinct(&mut member.sightings);
         }
@@ -267,11 +272,9 @@ impl Member {
 }
 
 /// The only job, with its pods.
-fn single_job(jobs: BTreeMap<JobName, JobPods>) -> Result<(JobName, JobPods), NoMembers> {
+fn single_job(jobs: BTreeMap<ObjectName, JobPods>) -> Result<(ObjectName, JobPods), NoMembers> {
     if jobs.len() > 1 {
-        let names = jobs
-            .into_keys()
-            .map(|(namespace, job)| format!("{namespace}/{job}"));
+        let names = jobs.keys().map(ObjectName::to_string);
         return Err(NoMembers::Several(names.collect()));
     }
     jobs.into_iter().next().ok_or(NoMembers::Nobody)

@@ -25,9 +25,9 @@ use crate::host::cgroup::Unified;
 use crate::host::diag::{SocketDiag, TcpConnection, TcpState};
 use crate::host::{netns, proc};
 use crate::pin::Snapshot;
-use crate::pod::PodRole;
+use crate::pod::{ObjectName, PodRole};
 use connection_totals::{BOUNDS, ConnectionTotals};
-use peer_directory::{PeerDirectory, TrainingJobKey};
+use peer_directory::PeerDirectory;
 use pod_netns::{NetnsOwners, PodNetns, PodNetnsList};
 
 /// The limit on sampled connections of a node; each takes about 500 bytes of memory. A namespace with more connections than
@@ -80,7 +80,7 @@ impl ConnectionSampler {
 
     pub(in crate::metrics) fn set_peers(
         &self,
-        job: TrainingJobKey,
+        job: ObjectName,
         peers: impl IntoIterator<Item = (IpAddr, Peer)>,
     ) {
         self.lock().peers.set(job, peers);
@@ -215,7 +215,7 @@ impl SamplerState {
         &mut self,
         namespace: &PodNetns,
         found: &[TcpConnection],
-        jobs: &HashMap<String, (TrainingJobKey, Peer)>,
+        jobs: &HashMap<String, (ObjectName, Peer)>,
     ) -> Option<Unsupported> {
         let Self { totals, peers, .. } = self;
         match &namespace.owners {

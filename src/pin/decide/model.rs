@@ -9,8 +9,8 @@ use super::known::{Description, KnownPod, KnownPods};
 use crate::cpu::{CpuSet, Placer, Topology};
 use crate::pin::{Enforcement, Ledger};
 use crate::pod::{
-    self, Container, ContainerKind, CpuPreferences, Entitlement, Policy, Qos, Recognition,
-    RecognizedPod,
+    self, Container, ContainerKind, CpuPreferences, Entitlement, ObjectName, Policy, Qos,
+    Recognition, RecognizedPod,
 };
 
 /// What decisions need to know about the node, apart from its pods.
@@ -28,8 +28,8 @@ pub struct DecisionContext<'a> {
     pub policy: &'a Policy,
     /// The default preferences, for pods without preferences.
     pub preferences: &'a CpuPreferences,
-    /// NUMA nodes of the pods' devices, by namespace and name.
-    pub devices: &'a BTreeMap<(String, String), CpuSet>,
+    /// NUMA nodes of the pods' devices.
+    pub devices: &'a BTreeMap<ObjectName, CpuSet>,
     /// Whether the container runtime or the API has had time to report the existing containers.
     /// Before then, a pod without a known container keeps its CPUs.
     pub ids_settled: bool,

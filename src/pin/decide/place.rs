@@ -89,7 +89,7 @@ impl<'a> PlacementPass<'a> {
     }
 
     fn near(&self, pod: &PodRequest<'_>) -> CpuSet {
-        let key = (pod.pod.namespace.clone(), pod.pod.name.clone());
+        let key = pod.pod.object_name();
         self.inputs
             .context
             .devices

@@ -5,6 +5,7 @@ use crate::host::cgroup::Quota;
 use crate::pin::{
     AssignmentRecord, EarlierSettings, ObservedContainer, ObservedPod, PodAssignment, PodPlan, Step,
 };
+use crate::pod::ObjectName;
 
 /// The desired record of a pod's cgroup.
 pub(super) fn pod_record(pod: &ObservedPod, plan: &PodPlan) -> AssignmentRecord {
@@ -37,7 +38,7 @@ pub(super) fn container_record(
 fn next_record(
     present: Option<&AssignmentRecord>,
     assignment: PodAssignment,
-    names: Option<&(String, String)>,
+    name: Option<&ObjectName>,
     own: &CpuSet,
     limited: Option<Quota>,
 ) -> AssignmentRecord {
@@ -53,8 +54,9 @@ fn next_record(
     before.quota = limited.or(lifted);
     let mut next = AssignmentRecord::new(before);
     let recorded = present.map(|present| (&present.namespace, &present.pod));
-    let names = names.map(|(namespace, pod)| (namespace, pod)).or(recorded);
-    if let Some((namespace, pod)) = names.filter(|_| !assignment.is_empty()) {
+    let named = name.map(|name| (&name.namespace, &name.name));
+    let named = named.or(recorded);
+    if let Some((namespace, pod)) = named.filter(|_| !assignment.is_empty()) {
         (next.namespace, next.pod) = (namespace.clone(), pod.clone());
     }
     next.assignment = assignment;

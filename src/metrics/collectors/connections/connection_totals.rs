@@ -4,8 +4,9 @@ use std::collections::{BTreeMap, HashMap};
 use std::time::Duration;
 
 use super::super::super::model::Peer;
-use super::peer_directory::{PeerDirectory, TrainingJobKey};
+use super::peer_directory::PeerDirectory;
 use crate::host::diag::{TcpConnection, TcpMeasurements, TcpState};
+use crate::pod::ObjectName;
 
 /// The bounds of the round-trip buckets in seconds: from two pods of a node to opposite ends of the world.
 pub(super) const BOUNDS: [f64; 12] = [
@@ -105,7 +106,7 @@ impl ConnectionTotals {
         &mut self,
         pod: &str,
         connections: impl Iterator<Item = &'a TcpConnection>,
-        job: Option<&(TrainingJobKey, Peer)>,
+        job: Option<&(ObjectName, Peer)>,
         directory: &mut PeerDirectory,
     ) {
         let most = self.most;
@@ -316,7 +317,7 @@ mod tests {
 
     #[test]
     fn bytes_are_counted_by_peer_and_the_rest_together() {
-        let job = ("train".to_owned(), "job".to_owned());
+        let job = ObjectName::new("train", "job");
         let peer = |pod: &str| Peer {
             pod: pod.to_owned(),
             role: PodRole::Worker,

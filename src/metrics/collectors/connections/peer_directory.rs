@@ -7,33 +7,29 @@ use std::net::IpAddr;
 use super::super::super::model::Peer;
 use super::super::model::MeasuredContainer;
 use crate::host::diag::TcpConnection;
+use crate::pod::ObjectName;
 
 /// The limit on unknown addresses of a job in a sample.
 const MAX_UNKNOWN: usize = 256;
-
-/// A training job: its namespace and its name.
-pub(super) type TrainingJobKey = (String, String);
 
 /// The pods by address.
 #[derive(Debug, Default)]
 pub(super) struct PeerDirectory {
     /// This node's pods in the last sample and in the sample before, by address. `None` for an address of several pods.
-    local: HashMap<IpAddr, Option<(TrainingJobKey, Peer)>>,
-    local_before: HashMap<IpAddr, Option<(TrainingJobKey, Peer)>>,
+    local: HashMap<IpAddr, Option<(ObjectName, Peer)>>,
+    local_before: HashMap<IpAddr, Option<(ObjectName, Peer)>>,
     /// The pods of each job on all nodes, from the API. `None` for an address of several pods.
-    from_api: BTreeMap<TrainingJobKey, HashMap<IpAddr, Option<Peer>>>,
+    from_api: BTreeMap<ObjectName, HashMap<IpAddr, Option<Peer>>>,
     /// The unknown addresses of the last sample.
-    unknown: BTreeMap<TrainingJobKey, BTreeSet<IpAddr>>,
+    unknown: BTreeMap<ObjectName, BTreeSet<IpAddr>>,
 }
 
 /// The training job and the peer name of each pod, by the path of the pod's cgroup.
-pub(super) fn jobs(
-    containers: &[MeasuredContainer<'_>],
-) -> HashMap<String, (TrainingJobKey, Peer)> {
+pub(super) fn jobs(containers: &[MeasuredContainer<'_>]) -> HashMap<String, (ObjectName, Peer)> {
     let of = |container: &MeasuredContainer<'_>| {
         let (path, _) = container.cgroup.rsplit_once('/')?;
         let state = container.state;
-        let job = (state.namespace.clone(), state.job.clone()?);
+        let job = ObjectName::new(&*state.namespace, state.job.clone()?);
         let peer = Peer {
             pod: state.pod.clone(),
             role: state.role,
@@ -47,20 +43,15 @@ pub(super) fn jobs(
 
 impl PeerDirectory {
     /// Begins a sample. The pods of the last sample stay known until the sample replaces them.
-    pub(super) fn begin_sample(&mut self, jobs: &HashMap<String, (TrainingJobKey, Peer)>) {
+    pub(super) fn begin_sample(&mut self, jobs: &HashMap<String, (ObjectName, Peer)>) {
         self.local_before = std::mem::take(&mut self.local);
         self.unknown.clear();
-        let live: BTreeSet<&TrainingJobKey> = jobs.values().map(|(job, _)| job).collect();
+        let live: BTreeSet<&ObjectName> = jobs.values().map(|(job, _)| job).collect();
         self.from_api.retain(|job, _| live.contains(job));
     }
 
     /// Learns a pod's addresses from the local ends of the connections in the pod's own namespace.
-    pub(super) fn learn(
-        &mut self,
-        job: &TrainingJobKey,
-        peer: &Peer,
-        connections: &[TcpConnection],
-    ) {
+    pub(super) fn learn(&mut self, job: &ObjectName, peer: &Peer, connections: &[TcpConnection]) {
         for connection in connections
             .iter()
             .filter(|connection| !connection.local.is_loopback())
@@ -79,11 +70,7 @@ impl PeerDirectory {
     }
 
     /// Sets the pods of a job, as listed by the API.
-    pub(super) fn set(
-        &mut self,
-        job: TrainingJobKey,
-        peers: impl IntoIterator<Item = (IpAddr, Peer)>,
-    ) {
+    pub(super) fn set(&mut self, job: ObjectName, peers: impl IntoIterator<Item = (IpAddr, Peer)>) {
         let mut by_address: HashMap<IpAddr, Option<Peer>> = HashMap::new();
         for (address, peer) in peers {
             let known = by_address
@@ -97,7 +84,7 @@ impl PeerDirectory {
     }
 
     /// The pod of the same job with this address; `None` if unknown or ambiguous.
-    pub(super) fn find(&mut self, job: &TrainingJobKey, address: IpAddr) -> Option<&Peer> {
+    pub(super) fn find(&mut self, job: &ObjectName, address: IpAddr) -> Option<&Peer> {
         let local = self
             .local
             .get(&address)
@@ -119,7 +106,7 @@ impl PeerDirectory {
     }
 
     /// The unknown addresses of the last sample.
-    pub(super) fn unknown(&self) -> BTreeMap<TrainingJobKey, BTreeSet<IpAddr>> {
+    pub(super) fn unknown(&self) -> BTreeMap<ObjectName, BTreeSet<IpAddr>> {
         self.unknown.clone()
     }
 }
@@ -131,8 +118,8 @@ mod tests {
 
     use super::*;
 
-    fn job(name: &str) -> TrainingJobKey {
-        ("train".to_owned(), name.to_owned())
+    fn job(name: &str) -> ObjectName {
+        ObjectName::new("train", name)
     }
 
     fn peer(pod: &str) -> Peer {

@@ -250,7 +250,7 @@ fn desired(claims: &[(&str, &str, &str)]) -> Desired {
             .assignment
             .containers
             .insert((*container).to_owned(), set(cpus));
-        desired.pod_mut(pod).name = Some(("train".to_owned(), (*pod).to_owned()));
+        desired.pod_mut(pod).name = Some(crate::pod::ObjectName::new("train", *pod));
     }
     desired
 }
