@@ -85,10 +85,7 @@ impl Agent {
         let events = senders.others.clone();
         let stop = CancellationToken::new();
         let mut tasks = Tasks::new(stop.clone());
-        if let Some(pods) = &node.config.manifest_dir {
-            let folder = ManifestFolder::new(pods)?;
-            tasks.spawn(folder.run(events.clone()));
-        }
+        follow_manifests(&node, &mut tasks, &events)?;
         let changes = Arc::new(ChangedCgroups::default());
         let appeared = watch_cgroups(&node, &mut tasks, &changes, &events)?;
         // The kubelet knows a pod's devices before the runtime knows the pod. Each new cgroup therefore triggers a request.
@@ -105,22 +102,18 @@ impl Agent {
             )
         });
         let answered = end_of_answers(&node, &stop);
-        let runtime = if node.config.runtime.wanted() {
-            Some(runtime::start(
-                &node,
-                &mut tasks,
-                senders.runtime.clone(),
-                cluster.as_ref(),
-                snapshot.clone(),
-                &metrics,
-                runtime::ShutdownSignals {
-                    requested: stop.clone(),
-                    all_answered: answered.clone(),
-                },
-            ))
-        } else {
-            runtime::unused(&node.config.runtime, cluster.is_some())
-        };
+        let runtime = runtime::start(
+            &node,
+            &mut tasks,
+            senders.runtime.clone(),
+            cluster.as_ref(),
+            snapshot.clone(),
+            &metrics,
+            runtime::ShutdownSignals {
+                requested: stop.clone(),
+                all_answered: answered.clone(),
+            },
+        );
         let heartbeat = Heartbeat::new(node.config.reconcile_interval);
         let state = Arc::new(HttpState {
             snapshot: snapshot.clone(),
@@ -261,6 +254,19 @@ fn serve_http(
     });
 }
 
+/// Follows the folder of manifests, if there is one.
+fn follow_manifests(
+    node: &AgentNode,
+    tasks: &mut Tasks,
+    events: &mpsc::Sender<AgentEvent>,
+) -> anyhow::Result<()> {
+    if let Some(folder) = &node.config.manifest_dir {
+        let folder = ManifestFolder::new(folder)?;
+        tasks.spawn(folder.run(events.clone()));
+    }
+    Ok(())
+}
+
 /// Watches the pods' trees. `changes` gets each change, and the returned notifier wakes up after it.
 fn watch_cgroups(
     node: &AgentNode,
@@ -351,7 +357,7 @@ struct WatchedTree {
 
 impl WatchedTree {
     /// The changed cgroups.
-    fn changes(&self, changes: WatchChanges) -> CgroupChanges {
+    fn changes(&self, changes: &WatchChanges) -> CgroupChanges {
         let cgroup = |directory: &PathBuf| {
             let below = directory.strip_prefix(&self.folder).ok()?;
             Some(match below.to_str()? {
@@ -390,7 +396,7 @@ async fn follow(
             .changed()
             .await
             .context("can't watch the pods' tree any longer")?;
-        changes.add(tree.changes(changed));
+        changes.add(tree.changes(&changed));
         appeared.notify_one();
     }
 }

@@ -17,8 +17,8 @@ use crate::pin::Enforcement;
 use crate::pin::Ledger;
 use crate::pin::decide::{ContainerMove, DecisionContext, DecisionInput, decide};
 use crate::pod::{
-    ContainerKind, Entitlement, PodRole, Qos, RecognizedPod, ThreadEnvironment, recognized,
-    repeated,
+    ContainerKind, Entitlement, ObjectName, PodRole, Qos, RecognizedPod, ThreadEnvironment,
+    recognized, repeated,
 };
 
 /// Giving up, moving and gaining take three reconciles; more than this come to nothing new.
@@ -160,7 +160,7 @@ impl MachineArgs {
                 memory_nodes: &node.memory_nodes,
                 reserved: node.reserved,
             };
-            return Ok(planned(&pods, machine, &node.config, ledger));
+            return Ok(planned(&pods, &machine, &node.config, ledger));
         }
         let topology = topology::read(&self.root_dir)?;
         let reserved = reserved(config.reserved.as_ref(), &topology)?;
@@ -169,35 +169,44 @@ impl MachineArgs {
             topology: &topology,
             reserved,
         };
-        Ok(planned(&pods, machine, &config, Ledger::default()))
+        Ok(planned(&pods, &machine, &config, Ledger::default()))
+    }
+}
+
+// === impl Machine ===
+
+impl Machine<'_> {
+    fn context<'a>(
+        &'a self,
+        placer: &'a Placer,
+        config: &'a Config,
+        devices: &'a BTreeMap<ObjectName, CpuSet>,
+    ) -> DecisionContext<'a> {
+        DecisionContext {
+            topology: self.topology,
+            placer,
+            memory_nodes: self.memory_nodes,
+            reserved: &self.reserved,
+            policy: &config.policy,
+            preferences: &config.cpus,
+            devices,
+            ids_settled: true,
+            suspended: None,
+            enforcement: Enforcement::Partition,
+        }
     }
 }
 
 pub(super) fn planned(
     pods: &[Arc<RecognizedPod>],
-    machine: Machine<'_>,
+    machine: &Machine<'_>,
     config: &Config,
     mut ledger: Ledger,
 ) -> Planned {
-    let Machine {
-        topology,
-        memory_nodes,
-        reserved,
-    } = machine;
-    let placer = Placer::new(topology);
+    let (topology, reserved) = (machine.topology, machine.reserved.clone());
+    let (placer, devices) = (Placer::new(topology), BTreeMap::new());
     let mut inputs = DecisionInput {
-        context: DecisionContext {
-            topology,
-            placer: &placer,
-            memory_nodes,
-            reserved: &reserved,
-            policy: &config.policy,
-            preferences: &config.cpus,
-            devices: &BTreeMap::new(),
-            ids_settled: true,
-            suspended: None,
-            enforcement: Enforcement::Partition,
-        },
+        context: machine.context(&placer, config, &devices),
         pods,
         here: None,
         moves: config.max_moves_per_hour as usize,

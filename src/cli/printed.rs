@@ -28,7 +28,7 @@ pub fn printed(manifests: &str, topology: &Topology) -> Vec<(String, usize)> {
         memory_nodes: &topology.memory_nodes(),
         reserved: CpuSet::new(),
     };
-    let planned = plan::planned(&pods, machine, &config, Ledger::default());
+    let planned = plan::planned(&pods, &machine, &config, Ledger::default());
     let mut all = vec![
         whole(plan::in_table(&planned)),
         whole(explain::describe(&planned)),

@@ -42,12 +42,13 @@ pub(super) struct ShutdownSignals {
 
 /// The link of an agent that found no NRI at its start. `None` if the missing NRI is no problem: the configuration forbids NRI,
 /// or the node belongs to no cluster and may have no container runtime.
-pub(super) fn unused(wanted: &Runtime, has_cluster: bool) -> Option<RuntimeLink> {
+fn unused(wanted: &Runtime, has_cluster: bool) -> Option<RuntimeLink> {
     let may_use = wanted.nri != AutoSwitch::Never && has_cluster;
     may_use.then(|| RuntimeLink::unused(&wanted.socket))
 }
 
-/// Starts the task that serves the connection to the runtime.
+/// Starts the task that serves the connection to the runtime, if the configuration or a socket asks for one. `None` if nobody
+/// misses the connection.
 pub(super) fn start(
     node: &AgentNode,
     tasks: &mut Tasks,
@@ -56,8 +57,11 @@ pub(super) fn start(
     snapshot: watch::Receiver<Option<Arc<Snapshot>>>,
     metrics: &AgentMetrics,
     shutdown: ShutdownSignals,
-) -> RuntimeLink {
+) -> Option<RuntimeLink> {
     let wanted = &node.config.runtime;
+    if !wanted.wanted() {
+        return unused(wanted, cluster.is_some());
+    }
     let mut settings = nri::PluginSettings::new(NAME, wanted.index);
     settings.socket.clone_from(&wanted.socket);
     let (state, connection) = watch::channel(nri::ConnectionState::default());
@@ -86,5 +90,6 @@ pub(super) fn start(
         nri::serve(settings, handler, state, requested).await;
         Ok(())
     });
-    RuntimeLink::new(connection, &wanted.socket, wanted.nri == AutoSwitch::Always)
+    let is_expected = wanted.nri == AutoSwitch::Always;
+    Some(RuntimeLink::new(connection, &wanted.socket, is_expected))
 }
