@@ -1100,6 +1100,8 @@ fn a_start_waits_half_a_second_for_each_write_of_systemd_at_most() {
 /// file triggers a pass.
 struct FailingTree {
     folder: tempfile::TempDir,
+    /// The folder of the pod that can't be read.
+    pod: PathBuf,
 }
 
 impl FailingTree {
@@ -1126,9 +1128,9 @@ impl FailingTree {
         link_all(real, &top);
         let pod = top.join(Self::TREE).join("podfailing");
         fs::create_dir_all(&pod).unwrap();
-        let tree = Self { folder };
+        let tree = Self { folder, pod };
         tree.set_fails(false);
-        symlink(tree.file("cpus"), pod.join("cpuset.cpus")).unwrap();
+        symlink(tree.file("cpus"), tree.pod.join("cpuset.cpus")).unwrap();
         let config = format!("cgroupDir: {}\n", tree.file("cgroup").display());
         fs::write(tree.file("config.yaml"), config).unwrap();
         tree
@@ -1138,10 +1140,15 @@ impl FailingTree {
         self.folder.path().join(name)
     }
 
-    /// Whether passes fail from now on.
+    /// Whether reading the pod fails from now on.
     fn set_fails(&self, fails: bool) {
         let text = if fails { "nonsense" } else { "0" };
         fs::write(self.file("cpus"), text).unwrap();
+    }
+
+    /// Changes the pod's folder. The agent then reads the pod again.
+    fn touch(&self) {
+        fs::write(self.pod.join("touched"), "").unwrap();
     }
 
     fn settings(&self, settings: &Settings) -> Settings {
@@ -1260,7 +1267,7 @@ fn passes_that_fail_again_and_again_are_named_and_counted() {
 }
 
 #[test]
-fn a_failed_pass_drops_the_cached_state() {
+fn nothing_read_before_a_failed_turn_counts() {
     let Some(kernel) = kernel_tests() else { return };
     let tree = kernel.tree();
     let failing = FailingTree::new(&kernel);
@@ -1272,8 +1279,9 @@ fn a_failed_pass_drops_the_cached_state() {
     runtime.change(RUN_POD_SANDBOX, &worker);
     wait_for_rest(&agent);
     failing.set_fails(true);
-    // While passes fail, another pod gets the CPU. The record comes without a trigger.
+    // While turns fail, another pod gets the CPU. The record comes without a trigger.
     let other = tree.pod("", "other-uid");
+    failing.touch();
     agent.eventually("the failure is reported", has_failed);
     wait_for_rest(&agent);
     let mut record = AssignmentRecord::new(EarlierSettings::default());

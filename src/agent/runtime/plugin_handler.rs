@@ -532,15 +532,19 @@ mod tests {
         let creation = handler.create(&pod, &second, deadline);
         let reported = async {
             let mut reported = Vec::new();
-            // The dropped reply of the creation lets the creation go on without an answer.
-            while let Some(
-                AgentEvent::Runtime(RuntimeUpdate::Pod(update))
-                | AgentEvent::Create { pod: update, .. },
-            ) = events.recv().await
-            {
+            while let Some(event) = events.recv().await {
+                let (update, is_last) = match event {
+                    AgentEvent::Runtime(RuntimeUpdate::Pod(update)) => (update, false),
+                    // The dropped reply lets the creation go on without an answer.
+                    AgentEvent::Create { pod, .. } => (pod, true),
+                    other => panic!("{other:?}"),
+                };
                 let containers = update.pod.containers.iter();
                 let ids = containers.map(|container| container.runtime_id.clone().unwrap());
                 reported.push(ids.collect::<Vec<_>>().join(","));
+                if is_last {
+                    break;
+                }
             }
             reported
         };
