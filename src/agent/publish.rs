@@ -59,6 +59,8 @@ impl Reconciler {
         let node = &self.node;
         let desired = &result.decisions.desired;
         let exclusive = desired.exclusive().intersection(&node.topology.online);
+        // Whoever sees the new snapshot also sees that the agent is ready.
+        self.world.heartbeat.succeeded();
         self.published.send_replace(Some(Arc::new(Snapshot {
             enforcement: node.enforcement,
             enforcement_cause: node.enforcement_cause,

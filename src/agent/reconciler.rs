@@ -259,7 +259,7 @@ impl Reconciler {
                 (TurnOutcome::Failed, None)
             }
         };
-        if matches!(outcome, TurnOutcome::Done | TurnOutcome::Unchanged) {
+        if outcome == TurnOutcome::Unchanged {
             self.world.heartbeat.succeeded();
         }
         self.report_turn(trigger, TurnExtent::AllPods, outcome, begun);
