@@ -445,6 +445,8 @@ impl Reconciler {
             Some(problem) => self.unwatched.insert(tree, problem),
             None => self.unwatched.remove(&tree),
         };
+        // The problem is part of the snapshot, whatever the cgroups say.
+        self.world.decide_again();
         self.schedule.on(Trigger::Cgroups, Instant::now());
     }
 
