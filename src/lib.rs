@@ -47,7 +47,7 @@
 //!    runtime makes its sandbox ([`nri`]). Each source sends the change of this one pod to the reconciler in [`agent`]. The pod is
 //!    reduced to what rules need, and recognized, when it is read.
 //! 2. The agent's `World` holds the pod, and a mirror of its cgroups. The runtime asks about each container before it creates it:
-//!    `admit` reads the pod's cgroup if it is dirty.
+//!    `admit` reads the pod's cgroups again if they are dirty or no longer as in the mirror.
 //! 3. [`pod::entitlement()`] says *shared* or *exclusive n*, with a reason for people. [`pin::decide::decide`] keeps existing
 //!    assignments, and asks [`cpu::Placer`] for the rest. [`pod::thread_environment`] computes the thread variables.
 //! 4. The pod's assignment record is written and read back. Then the runtime gets CPUs, memory nodes, and the variables that the
@@ -56,7 +56,7 @@
 //!    observed and the desired state into steps, and [`pin::apply()`] carries them out and reads the effective CPUs back.
 //! 6. `reconcile` follows. It reads the pods whose folders have changed ([`host::watch`]), takes the owner's CPUs from the other
 //!    containers where the kernel does not do so itself, and the reconciler publishes a [`pin::Snapshot`].
-//! 7. [`metrics`], `/status` and the Events on pods follow from the snapshot. Every 10 s a sweep reads every pod: [`pin::drift()`]
+//! 7. [`metrics`], `/status` and the Events on pods follow from the snapshot. Every 10 s by default, a sweep reads every pod: [`pin::drift()`]
 //!    compares the kernel with the ledger, and `reconcile` repairs.
 //! 8. After SIGTERM every assignment stays. `pinfold release` hands the CPUs back.
 //!
@@ -67,9 +67,10 @@
 //! change without a sign, so they are read again after each step on a partition or above the pods.
 //!
 //! A turn observes, decides, plans and applies. `agent::turn` has three kinds. `admit` and `start` are about the pod of a runtime
-//! request, and cost the same on a full node as on an empty one. If other pods may have to give up CPUs or move, or if drift is
-//! found, a `reconcile` about all pods serves the request. Without a request `reconcile` ends early for one that waits: between
-//! two pods that it reads, and after steps that leave a safe state behind. What is done then stays, and the next turn plans anew.
+//! request. They mostly read and decide about this pod alone, and then cost the same on a full node as on an empty one. If other
+//! pods may have to give up CPUs or move, or if drift is found, a `reconcile` about all pods serves the request. A `reconcile`
+//! that serves no request ends early as soon as one waits: between two pods that it reads, and after steps that leave a safe
+//! state behind. What is done then stays, and the next turn plans anew.
 //! The pure type `agent::schedule::Schedule` decides when which turn runs.
 //!
 //! # Invariants
@@ -78,7 +79,8 @@
 //! - Not every online CPU is available to pods: they get the CPUs that their top cgroup offers, our own partitions included, less the CPUs that
 //!   other programs hold as exclusive ([`pin::Ledger::available`]).
 //! - A restart, an upgrade, or another pod's arrival or departure moves no running container.
-//! - Missing data (an unreadable manifest, a pod that no source reports) never takes anything away.
+//! - Missing data (an unreadable manifest, a list that has not come) takes nothing away. A pod that the complete lists lack keeps
+//!   the CPUs of the containers that exist.
 //! - An owner that Pinfold cannot explain is reported and left alone.
 //! - A value that the user set in a container's environment always wins.
 

@@ -9,7 +9,8 @@ use super::event::{AgentEvent, RuntimeUpdate};
 /// The sending ends of the reconciler's two queues.
 #[derive(Debug, Clone)]
 pub(super) struct EventSenders {
-    /// The container runtime's events, in order. The queue has no limit, since the runtime waits for the answer to each event.
+    /// The container runtime's events, in order. The queue has no limit: a full one would delay the runtime, which waits for the
+    /// answers to its requests.
     pub(super) runtime: mpsc::UnboundedSender<AgentEvent>,
     /// All other events. A sender waits while the queue is full, and then sends the newest state.
     pub(super) others: mpsc::Sender<AgentEvent>,
@@ -39,7 +40,7 @@ impl EventQueue {
         (EventSenders { runtime, others }, queue)
     }
 
-    /// The next event; `None` after all senders of a queue are dropped and all events are taken.
+    /// The next event; `None` once all senders of both queues are dropped and all events are taken.
     ///
     /// The other events come first: a description that the API server sent before a request counts for the request.
     ///

@@ -6,44 +6,44 @@ use std::time::{Duration, Instant};
 
 use super::schedule::LONGEST_DELAY;
 
-/// How many passes in a row must fail before the agent is no longer ready. A single pass may fail beside a pod that ends.
+/// How many turns in a row must fail before the agent is no longer ready. A single turn may fail beside a pod that ends.
 const FAILURES: u32 = 3;
 
 /// The reconciler's sign of life. Clones share it.
 #[derive(Debug, Clone)]
 pub struct Heartbeat {
-    /// The longest time between two passes.
+    /// The longest time between two turns.
     interval: Duration,
     beat: Arc<Mutex<PassTimes>>,
 }
 
 #[derive(Debug, Default)]
 struct PassTimes {
-    /// When the last pass ended.
+    /// When the last turn ended.
     finished: Option<Instant>,
-    /// The running operation and its start time; `None` between two passes.
+    /// The running operation and its start time; `None` between two turns.
     operation: Option<(Cow<'static, str>, Instant)>,
-    /// How many passes have failed since the last one that succeeded.
+    /// How many turns have failed since the last one that succeeded.
     failures: u32,
-    /// The error of the last pass, if it failed.
+    /// The error of the last turn, if it failed.
     error: Option<String>,
 }
 
 /// The health of the reconciler.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum Health {
-    /// The first pass has not ended. The startup probe, or the service manager's start timeout, decides how long to wait.
+    /// The first turn has not ended. The startup probe, or the service manager's start timeout, decides how long to wait.
     Starting(String),
-    /// The last pass ended in time.
+    /// The last turn ended in time.
     Alive,
-    /// No pass has ended for too long. The text gives the time and the hanging operation.
+    /// No turn has ended for too long. The text gives the time and the hanging operation.
     Stuck(String),
 }
 
 // === impl Heartbeat ===
 
 impl Heartbeat {
-    /// The heartbeat of a reconciler with at least one pass in each `interval`.
+    /// The heartbeat of a reconciler with at least one turn in each `interval`.
     pub fn new(interval: Duration) -> Self {
         Self {
             interval,
@@ -61,7 +61,7 @@ impl Heartbeat {
         self.beat().operation = None;
     }
 
-    /// Notes the end of a pass, with success or with an error. A pass that fails is a sign of life, too: the reconciler does
+    /// Notes the end of a turn, with success or with an error. A turn that fails is a sign of life, too: the reconciler does
     /// not hang, and a new process would read the same files.
     pub(super) fn finish(&self) {
         let mut beat = self.beat();
@@ -69,7 +69,7 @@ impl Heartbeat {
         beat.operation = None;
     }
 
-    /// Notes that a pass for all pods has failed. Returns how many have failed in a row.
+    /// Notes that a turn for all pods has failed. Returns how many have failed in a row.
     pub(super) fn failed(&self, error: String) -> u32 {
         let mut beat = self.beat();
         beat.failures = beat.failures.saturating_add(1);
@@ -77,13 +77,13 @@ impl Heartbeat {
         beat.failures
     }
 
-    /// Notes that a pass for all pods has succeeded.
+    /// Notes that a turn for all pods has succeeded.
     pub(super) fn succeeded(&self) {
         let mut beat = self.beat();
         (beat.failures, beat.error) = (0, None);
     }
 
-    /// Why the agent does not do its work although it is alive: [`FAILURES`] passes or more have failed in a row.
+    /// Why the agent does not do its work although it is alive: [`FAILURES`] turns or more have failed in a row.
     pub(super) fn failing(&self) -> Option<String> {
         let beat = self.beat();
         let error = beat.error.as_ref().filter(|_| beat.failures >= FAILURES)?;
@@ -109,7 +109,7 @@ impl Heartbeat {
             }
             None => "no operation runs: the reconciler waits or its task ended".to_owned(),
         };
-        // Two missed passes, the delay by runtime requests, and some time for a busy machine.
+        // Two missed turns, the delay by runtime requests, and some time for a busy machine.
         let limit = self
             .interval
             .saturating_mul(2)

@@ -24,7 +24,7 @@ pub struct CgroupChanges {
     pub all: bool,
 }
 
-/// Whether a slice of reading has come to its end.
+/// How a reading of the dirty pods ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Reading {
     Complete,
@@ -138,13 +138,13 @@ impl Mirror {
                     entry.dirty.get_or_insert(now);
                 }
             }
-            // Outside the known pods, a pod may have come or gone.
+            // A change outside the known pods means that a pod may have come or gone.
             self.is_listed &= is_in_pod;
         }
     }
 
-    /// Makes the pods dirty that a plan will write to. They may have been read a while ago.
-    pub(super) fn check<'a>(&mut self, steps: impl Iterator<Item = &'a Step>, now: Instant) {
+    /// Makes the pods dirty to which a plan will write, because they may have been read a while ago.
+    pub(super) fn mark_planned<'a>(&mut self, steps: impl Iterator<Item = &'a Step>, now: Instant) {
         for step in steps {
             for (pod, entry) in self.observed.pods.iter().zip(&mut self.entries) {
                 if is_within(step.path(), &pod.cgroup.path) {

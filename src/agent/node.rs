@@ -283,7 +283,7 @@ impl AgentNode {
     /// Takes changes of the online CPUs and NUMA nodes. Without a change, the rest of the topology is not read. Returns whether
     /// there was a change.
     ///
-    /// Every pass that decides begins with this comparison, because a CPU that has gone offline must not be assigned. It reads
+    /// Every turn that decides begins with this comparison, because a CPU that has gone offline must not be assigned. It reads
     /// four small files, which took 45 to 75 µs on a busy virtual machine with two CPUs.
     pub(super) fn read_hotplug(&mut self) -> bool {
         let root = &self.config.root_dir;

@@ -1,14 +1,14 @@
-//! [`PendingAssignments`]: CPUs chosen for containers without a cgroup so far.
+//! [`PendingAssignments`]: CPUs chosen for containers that are being created.
 
 use std::time::{Duration, Instant};
 
 use crate::cpu::CpuSet;
 use crate::pin::{Ledger, Observed};
 
-/// How long a pending assignment lasts.
+/// How long a pending assignment lasts. The container of an unanswered request may never be created.
 const LIFETIME: Duration = Duration::from_secs(120);
 
-/// CPUs chosen for a container whose cgroup does not exist or has no assignment record yet.
+/// CPUs chosen for a container that is being created, until the assignment record of its pod has them.
 #[derive(Debug)]
 struct PendingAssignment {
     uid: String,

@@ -148,7 +148,7 @@ impl Reconciler {
         let changes = Arc::clone(&self.changes);
         // Without a source of pods, the first turn does not wait for pods.
         if self.node.config.manifest_dir.is_none() && !self.api {
-            self.schedule.pods_synced();
+            self.schedule.set_pods_synced();
             self.schedule.on(Trigger::Start, Instant::now());
         }
         loop {
@@ -156,9 +156,9 @@ impl Reconciler {
                 NextAction::Turn(turn) => (Some(turn), Some(Instant::now())),
                 NextAction::Wait(until) => (None, until),
             };
-            let must_run = due.is_some_and(|turn| !turn.may_yield);
+            let must_run = due.is_some_and(|turn| !turn.may_end_early);
             // All branches are cancel safe: an unreceived event stays in the channel, a permit in the notifier.
-            // Urgent events come before a turn, unless it has waited for too long.
+            // Waiting events come before a turn, unless it has waited for too long.
             tokio::select! {
                 biased;
                 () = stop.cancelled() => break,
@@ -179,7 +179,7 @@ impl Reconciler {
         }
     }
 
-    /// Runs a due turn about all pods. If it may yield, it ends for an urgent event, between two units of work.
+    /// Runs a due turn about all pods. If it may end early, it does so for an urgent event, between two units of work.
     fn run_scheduled(&mut self, due: DueTurn, events: &mut EventQueue) {
         let begun = Instant::now();
         self.read_changes();
@@ -187,9 +187,9 @@ impl Reconciler {
         if due.trigger != Trigger::Cgroups || is_follow_up {
             self.world.decide_again();
         }
-        // Nothing is decided before the first look at the whole node, so requests do not delay it.
-        let may_yield = due.may_yield && !self.world.is_first;
-        let mut is_urgent = || may_yield && events.has_urgent();
+        // Until every pod was read once, no request can be served, so none interrupts the first turn.
+        let may_end_early = due.may_end_early && !self.world.is_first;
+        let mut is_urgent = || may_end_early && events.has_urgent();
         let context = context(&self.node, &self.devices, self.ids_settled);
         let end = turn::reconcile(&mut self.world, &self.node, &context, &mut is_urgent);
         self.finish_turn(due.trigger, begun, end, &mut is_urgent);
@@ -229,8 +229,8 @@ impl Reconciler {
         end.ok()
     }
 
-    /// Takes what has changed on the node since the last turn. A CPU may have gone offline, also for a request about a single
-    /// pod.
+    /// Takes what has changed on the node since the last turn. This includes hotplug, even before a turn about one pod, because an
+    /// offline CPU must not be assigned.
     fn read_changes(&mut self) {
         if self.node.read_hotplug() {
             self.world.sweep();
@@ -264,7 +264,7 @@ impl Reconciler {
         }
         self.report_turn(trigger, TurnExtent::AllPods, outcome, begun);
         // What the turn has changed itself leads to one more decision.
-        if outcome == TurnOutcome::Done && self.world.has_to_decide() {
+        if outcome == TurnOutcome::Done && self.world.must_decide() {
             self.schedule.on(Trigger::Cgroups, Instant::now());
         }
         result
@@ -277,9 +277,9 @@ impl Reconciler {
     ) -> (TurnOutcome, Option<TurnResult>) {
         self.note_history(&result);
         // What was written, found or moved is published in the same turn. All else can be found again.
-        let is_quiet =
+        let is_uneventful =
             result.before.is_none() && result.drift.is_empty() && result.decisions.moves.is_empty();
-        if is_quiet && is_urgent() {
+        if is_uneventful && is_urgent() {
             self.world.decide_again();
             return (TurnOutcome::Interrupted, None);
         }
@@ -310,8 +310,8 @@ impl Reconciler {
         self.count_turn(&report);
     }
 
-    /// Reports a turn to the heartbeat and the metrics. Turns about one pod for CreateContainer, interrupted turns and turns that need a
-    /// turn about all pods are not counted.
+    /// Reports a turn to the heartbeat and the metrics. Not counted are turns about one pod for CreateContainer, interrupted turns,
+    /// and turns that one about all pods replaces.
     fn count_turn(&self, report: &TurnReport) {
         let is_creation = report.trigger == Trigger::Create && report.extent == TurnExtent::Pod;
         if is_creation
@@ -373,11 +373,11 @@ impl Reconciler {
         }
         match event {
             AgentEvent::Pods(update) => self.handle_pods(update),
-            // Pods unknown to all sources keep their CPUs: the kernel has the assignment records. A folder of manifests is
-            // always read before the first turn.
+            // Until the first complete list, all recorded assignments stay, so turns need not wait for it any longer. A folder
+            // of manifests is always read before the first turn.
             AgentEvent::PodsWaitEnded => {
-                if !self.schedule.has_pods() && self.node.config.manifest_dir.is_none() {
-                    self.schedule.pods_synced();
+                if !self.schedule.are_pods_synced() && self.node.config.manifest_dir.is_none() {
+                    self.schedule.set_pods_synced();
                     self.schedule.on(Trigger::Start, now);
                 }
             }
@@ -456,7 +456,7 @@ impl Reconciler {
             self.world.metrics.manifest_errors.set(count);
         }
         self.world.take_pods(update);
-        self.schedule.pods_synced();
+        self.schedule.set_pods_synced();
         let is_first = self.published.borrow().is_none();
         let trigger = if is_first {
             Trigger::Start
@@ -503,7 +503,7 @@ impl Reconciler {
         if !self.api
             && !self.world.pods().has_runtime()
             && self.are_ids_settled()
-            && self.world.count_containers()
+            && self.world.match_by_count()
         {
             tracing::warn!(
                 "no container runtime has connected within {} s: Pinfold takes a pod's only cgroup as the cgroup of \
@@ -580,8 +580,8 @@ mod tests {
         AgentNode::apart(config).unwrap()
     }
 
-    /// A foreign write or a new pod may cause the first turn after a CPU has gone offline. The turn must not assign that CPU, or
-    /// take its absence for a foreign write.
+    /// Another program's write, or a new pod, may cause the first turn after a CPU went offline. The turn must not assign that CPU,
+    /// nor take its absence for such a write.
     #[test]
     fn each_turn_reads_which_cpus_are_online() {
         let root = tempfile::tempdir().unwrap();

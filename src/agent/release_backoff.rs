@@ -1,4 +1,4 @@
-//! [`ReleaseBackoff`]: when to run the next pass for CPUs given up by the last turn.
+//! [`ReleaseBackoff`]: when the next turn must look again for the CPUs that the last one gave up.
 //!
 //! New containers may wait for the CPUs. The CPUs may become free without a change of a cgroup, so the next turn needs a timer.
 //! If the same CPUs are not handed back, the pause doubles, up to the reconcile interval.
@@ -25,7 +25,7 @@ impl ReleaseBackoff {
         self.at
     }
 
-    /// Takes the CPUs that a pass gave up, and sets the time of the next turn. The pause is at most `longest`.
+    /// Takes the CPUs that a turn gave up, and sets the time of the next turn. The pause is at most `longest`.
     pub(super) fn note(&mut self, cpus: CpuSet, now: Instant, longest: Duration) {
         self.pause = if cpus == self.cpus {
             (self.pause * 2).max(FIRST).min(longest)

@@ -80,17 +80,17 @@ impl Reconciler {
         let answer = self.run_for_pod(Trigger::Create, |world, node, context| {
             turn::admit(world, node, context, request)
         });
-        let result = answer.or_else(|| self.admit_beside_all(request));
+        let result = answer.or_else(|| self.admit_with_all_pods(request));
         let Some(answer) = result.and_then(|result| self.create_answer(&uid, container, &result))
         else {
             return;
         };
-        // The runtime may have given up waiting. The pending assignment then expires.
+        // The runtime may have given up waiting. The assignment then stays in the record, for the next attempt.
         let _ = reply.send(answer);
     }
 
     /// Decides about all pods, because the container's pod alone was not enough.
-    fn admit_beside_all(&mut self, (uid, container): (&str, &str)) -> Option<TurnResult> {
+    fn admit_with_all_pods(&mut self, (uid, container): (&str, &str)) -> Option<TurnResult> {
         let result = self.reconcile_for(Trigger::Create, Some(uid))?;
         // The turn gave up CPUs for the container. A second turn assigns the CPUs.
         if self.world.release_backoff.due().is_some() && result.lacks(uid, container) {
@@ -148,7 +148,7 @@ impl Reconciler {
 
     /// Answers StartContainer after the container's CPUs are in force, or after a turn has failed to enforce the CPUs.
     ///
-    /// A `required` pod with enforcement `cpuset` needs a look at all pods: containers of other pods may run on its CPUs.
+    /// A `required` pod with enforcement `cpuset` needs a turn about all pods, because containers of other pods may run on its CPUs.
     pub(super) fn handle_start(&mut self, uid: &str, container: &str, reply: StartReply) {
         self.history.waits(uid, container);
         let required = self.world.pods().requires(uid);

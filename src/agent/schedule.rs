@@ -41,7 +41,7 @@ pub(super) enum Trigger {
     Kubelet,
 }
 
-/// How much a turn reads.
+/// How many pods a turn is about.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum TurnExtent {
     /// One pod, for a runtime request. The turn publishes no snapshot, so a turn about all pods follows.
@@ -59,9 +59,10 @@ pub(super) enum TurnOutcome {
     Failed,
     /// Everything read as before, so nothing was decided.
     Unchanged,
-    /// The turn wrote nothing, because a turn about all pods is necessary.
+    /// The turn was not enough for its request, so the reconciler runs one about all pods at once. It may have written to the pod
+    /// already.
     NeedsAllPods,
-    /// The turn yielded to an urgent event. The completed steps are safe. A later turn does the rest.
+    /// The turn ended between two units for an urgent event. What it wrote is safe, and a later turn does the rest.
     Interrupted,
 }
 
@@ -86,13 +87,13 @@ pub(super) struct DueTurn {
     /// Why the turn runs.
     pub(super) trigger: Trigger,
     /// Whether the turn may yield to urgent events.
-    pub(super) may_yield: bool,
+    pub(super) may_end_early: bool,
 }
 
 /// The reconciler's next action.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum NextAction {
-    /// The turn runs now. With `may_yield`, the turn runs after the waiting requests.
+    /// The turn runs now. With `may_end_early`, the turn runs after the waiting requests.
     Turn(DueTurn),
     /// No turn is due before the time, or before the next trigger if the time is `None`.
     Wait(Option<Instant>),
@@ -159,12 +160,12 @@ impl Schedule {
     }
 
     /// Whether turns may run: the pods are known, or the wait for pods has ended.
-    pub(super) fn has_pods(&self) -> bool {
+    pub(super) fn are_pods_synced(&self) -> bool {
         self.pods_synced
     }
 
     /// Lets turns run: the pods are known, or the wait for pods has ended.
-    pub(super) fn pods_synced(&mut self) {
+    pub(super) fn set_pods_synced(&mut self) {
         self.pods_synced = true;
     }
 
@@ -247,7 +248,7 @@ impl Schedule {
         }
         NextAction::Turn(DueTurn {
             trigger: wanted.trigger,
-            may_yield: now.saturating_duration_since(wanted.since) <= LONGEST_DELAY,
+            may_end_early: now.saturating_duration_since(wanted.since) <= LONGEST_DELAY,
         })
     }
 
@@ -275,12 +276,15 @@ mod tests {
 
     fn synced(now: Instant) -> Schedule {
         let mut schedule = Schedule::new(now);
-        schedule.pods_synced();
+        schedule.set_pods_synced();
         schedule
     }
 
-    fn due(trigger: Trigger, may_yield: bool) -> NextAction {
-        NextAction::Turn(DueTurn { trigger, may_yield })
+    fn due(trigger: Trigger, may_end_early: bool) -> NextAction {
+        NextAction::Turn(DueTurn {
+            trigger,
+            may_end_early,
+        })
     }
 
     fn report(trigger: Trigger, extent: TurnExtent, outcome: TurnOutcome) -> TurnReport {
@@ -334,7 +338,7 @@ mod tests {
             schedule.on(trigger, start);
         }
         assert_eq!(schedule.next(start + 60_000 * MS), NextAction::Wait(None));
-        schedule.pods_synced();
+        schedule.set_pods_synced();
         // Only the changed cgroups are remembered.
         assert_eq!(schedule.next(start), due(Trigger::Cgroups, true));
     }
@@ -366,15 +370,15 @@ mod tests {
     }
 
     #[test]
-    fn a_turn_that_yielded_for_five_seconds_runs_to_its_end() {
+    fn after_five_seconds_a_turn_runs_to_its_end() {
         let start = Instant::now();
         let mut schedule = synced(start);
         schedule.on(Trigger::Pods, start);
-        let yielded = report(Trigger::Pods, TurnExtent::AllPods, TurnOutcome::Interrupted);
+        let interrupted = report(Trigger::Pods, TurnExtent::AllPods, TurnOutcome::Interrupted);
         for at in [0, 2500, 5000] {
             let now = start + at * MS;
             assert_eq!(schedule.next(now), due(Trigger::Pods, true));
-            schedule.finished(&yielded, now);
+            schedule.finished(&interrupted, now);
             // A later trigger does not start the wait anew.
             schedule.on(Trigger::Runtime, now);
         }

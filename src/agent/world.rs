@@ -24,11 +24,11 @@ pub struct World {
     pub(super) mirror: Mirror,
     /// The owners of CPUs as the mirror shows them, and the pending assignments.
     pub(super) ledger: Ledger,
-    /// CPUs chosen for containers without a cgroup or a record.
+    /// CPUs chosen for containers that are being created, until the assignment records of their pods have them.
     pub(super) pending: PendingAssignments,
     /// The default reserved CPUs, once chosen. The configuration may name others.
     default_reserved: CpuSet,
-    /// Whether the next turn must decide even if all cgroups read as before.
+    /// Whether the next turn must decide even if no cgroup has changed.
     must_decide: bool,
     /// Drift that the last turn did not repair.
     pub(super) drift: Vec<Drift>,
@@ -42,7 +42,7 @@ pub struct World {
     /// The log lines about cgroups. An error that lasts is written once.
     pub(super) log: LogFilter,
     pub(super) release_backoff: ReleaseBackoff,
-    /// The sets of the last scan, on cgroup v1.
+    /// The CPU sets as last read, on cgroup v1.
     pub(super) seen_sets: SeenSets,
     pub(super) isolation: IsolatedPartitionGate,
     /// The times of moves of running containers within the last hour.
@@ -95,7 +95,7 @@ impl World {
         self.mirror.observed()
     }
 
-    /// CPUs chosen for containers without a cgroup or a record.
+    /// CPUs chosen for containers that are being created, until the assignment records of their pods have them.
     #[doc(hidden)]
     pub fn pending(&self) -> &PendingAssignments {
         &self.pending
@@ -128,8 +128,9 @@ impl World {
         self.mirror.match_again(&self.pods, &changed);
     }
 
-    /// Finds the containers of the folder's pods by counting cgroups from now on. Returns false if it did so before.
-    pub(super) fn count_containers(&mut self) -> bool {
+    /// From now on, matches the containers of manifests with cgroups by number, because no source gives ids. Returns false if it
+    /// did so before.
+    pub(super) fn match_by_count(&mut self) -> bool {
         self.pods_mut().count_containers()
     }
 
@@ -149,25 +150,25 @@ impl World {
         self.must_decide = true;
     }
 
-    /// Trusts nothing that was read before: the next turn reads every pod again, and nothing is decided earlier.
+    /// Trusts nothing that was read before: the next turn reads every pod again, and until then nothing is decided.
     pub(super) fn distrust(&mut self) {
         self.mirror.distrust(Instant::now());
         self.must_decide = true;
     }
 
-    /// Makes the next turn decide even if all cgroups read as before.
+    /// Makes the next turn decide even if no cgroup has changed.
     pub fn decide_again(&mut self) {
         self.must_decide = true;
     }
 
     /// Whether a turn must decide, after it has read the cgroups.
-    pub(super) fn must_decide(&mut self) -> bool {
-        self.must_decide |= self.took_changes();
+    pub(super) fn update_must_decide(&mut self) -> bool {
+        self.must_decide |= self.take_changed();
         self.must_decide
     }
 
     /// Whether something has been read that differs from what was there before, since the last call.
-    pub(super) fn took_changes(&mut self) -> bool {
+    pub(super) fn take_changed(&mut self) -> bool {
         self.mirror.take_changed()
     }
 
@@ -179,7 +180,7 @@ impl World {
     }
 
     /// Whether a further turn has to decide, without any event.
-    pub(super) fn has_to_decide(&self) -> bool {
+    pub(super) fn must_decide(&self) -> bool {
         self.must_decide
     }
 

@@ -57,7 +57,7 @@ pub enum RefusalSource {
     Kernel,
 }
 
-/// All decisions of a reconcile pass.
+/// All decisions of a turn.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct Decisions {
     /// The decision for each container of the known pods, in the pods' order.
@@ -199,7 +199,7 @@ pub fn decide(inputs: &DecisionInput<'_>, ledger: &Ledger) -> Decisions {
         .map(|(index, pod)| PodRequest::new(index, pod, inputs, ledger))
         .collect();
     let mut placing = place::PlacementPass::new(inputs, ledger, &requests);
-    // Pods first keep or give up CPUs. CPUs given up by a pod become free in the next pass only.
+    // Pods first keep or give up CPUs. CPUs given up by a pod become free in the next turn only.
     placing.keep_undescribed();
     for pod in &requests {
         placing.keep(pod);

@@ -1,4 +1,4 @@
-//! The values passed between the stages of a reconcile pass: assignments, the desired state, the
+//! The values passed between the stages of a turn: assignments, the desired state, the
 //! steps of a plan.
 
 use std::collections::{BTreeMap, BTreeSet};

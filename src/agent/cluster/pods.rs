@@ -11,7 +11,7 @@ use super::model::ApiPods;
 use crate::agent::event::{AgentEvent, PodKey, PodSource, PodsChange, PodsUpdate};
 use crate::cluster::pods::PodsEvent;
 
-/// How long the reconciler waits for the first list. The first pass then relies on the kernel's state.
+/// How long the reconciler waits for the first list. The first turn then relies on the kernel's state.
 const FIRST_LIST_WAIT: Duration = Duration::from_secs(3);
 
 /// Keeps the known pods, and sends every change to the reconciler after the first list.

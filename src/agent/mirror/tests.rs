@@ -319,7 +319,7 @@ fn steps_make_the_pods_dirty_that_they_may_change() {
             "{step}"
         );
         assert_eq!(
-            dirty(&|mirror| mirror.check([&step].into_iter(), now)),
+            dirty(&|mirror| mirror.mark_planned([&step].into_iter(), now)),
             planned,
             "{step}"
         );

@@ -16,7 +16,7 @@ use crate::pod::{self, ContainerKind, PodList, RecognizedPod};
 /// cgroup nor its program exists so far, so nothing else is written.
 ///
 /// # Errors
-/// The pod is unknown, CPUs lack that other pods may free, or a running container would move to make room.
+/// The pod is unknown, it lacks CPUs that other pods may free, or a running container would move to make room.
 pub fn admit(
     world: &mut World,
     kernel: &impl Kernel,
@@ -41,7 +41,7 @@ pub fn admit(
         PodList::from([pod])
     };
     let decide = |world: &World| {
-        // A move concerns all pods, an answer without moves no other one.
+        // A move may affect any pod. Without moves, the request's pod is enough.
         let only = || world.observed().only(uid).unwrap_or_default();
         if moves > 0 {
             world.decide(context.node, (&pods, world.observed()), moves)
@@ -79,9 +79,9 @@ pub fn admit(
     })
 }
 
-/// Whether the mirror has the pod as the answer needs it. A recreated cgroup has a different record, or none. With enforcement
-/// `cpuset`, the pod's CPUs must be unchanged, too, because the record keeps the earlier CPUs. Only the kernel knows which
-/// partitions of the pod still exist that the answer must leave alone.
+/// Whether the mirror is good enough for the answer. A pod's new cgroup has another record, or none. With enforcement `cpuset`,
+/// the pod's CPUs must be unchanged, too, because the record keeps the earlier CPUs. An init container, and any container beside
+/// partitions of the pod's others, must leave their CPUs alone, so the pod is then read again to see which of them still exist.
 fn is_current(
     world: &World,
     kernel: &impl Kernel,

@@ -25,7 +25,7 @@ use crate::pod::{Entitlement, PodList, RecognizedPod};
 /// What a turn needs to know about the node.
 #[derive(Debug, Clone, Copy)]
 pub struct TurnContext<'a> {
-    /// The node as decisions see it. Without reserved CPUs, the world chooses them.
+    /// The node as decisions see it. If no reserved CPUs are configured, the world chooses them.
     pub node: DecisionContext<'a>,
     /// How many running containers may be moved in an hour.
     pub moves_per_hour: usize,
@@ -33,8 +33,8 @@ pub struct TurnContext<'a> {
     pub interval: Duration,
 }
 
-/// A turn about a single pod cannot answer the request: a turn about all pods is necessary. Nothing but the pod's own record
-/// may have been written.
+/// A turn about a single pod can't answer the request, so a turn about all pods is necessary. `admit` may have written the pod's
+/// record by then, and `start` the pod's cgroups.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct NeedsAllPods;
 
@@ -94,8 +94,7 @@ fn lacks(decision: &Decision) -> bool {
     }
 }
 
-/// Whether a turn about all pods may free CPUs for a container that lacks CPUs, according to the mirror. `ledger` is the ledger
-/// of the turn that lacks CPUs.
+/// Whether a turn about all pods may free CPUs for a container that lacks some, according to the mirror.
 ///
 /// With 250 pods, a turn about all pods takes 30 to 100 ms. A creation answered after this check takes 2 ms, the check included.
 /// Without the check, each container of a burst on a full node waits for such a turn.
@@ -103,8 +102,7 @@ fn may_free_cpus(world: &mut World, kernel: &impl Kernel, context: &TurnContext<
     if !world.ledger.excluded.is_empty() || world.has_ended_owner(kernel) {
         return true;
     }
-    // The pods may have lost containers since they were read. Of a pod that is in no list, only existing containers keep
-    // their CPUs.
+    // Of a pod that the lists lack, only existing containers keep CPUs, and it may have lost some since it was read.
     let owners = world.ledger.assignments.keys().cloned();
     let missing: Vec<String> = owners.filter(|uid| world.pods().is_missing(uid)).collect();
     for uid in missing {
@@ -120,7 +118,7 @@ fn may_free_cpus(world: &mut World, kernel: &impl Kernel, context: &TurnContext<
     gives_up || !decisions.moves.is_empty()
 }
 
-/// Notes the CPUs that the pod's containers were given, until their cgroups and records exist.
+/// Notes the CPUs chosen for the pod's containers, until the pod's assignment record has them.
 fn keep_assignment(world: &mut World, uid: &str, pods: &PodList, decisions: &Decisions) {
     for decision in &decisions.containers {
         let pod = pods.get(decision.pod);

@@ -47,7 +47,7 @@ impl From<anyhow::Error> for EarlyEnd {
 }
 
 /// Reads what may have changed, decides about all pods, and carries the plan out. Between two units of work the turn ends if
-/// `is_urgent` returns true: a runtime request waits.
+/// `is_urgent` returns true: a runtime request or a new pod waits.
 pub fn reconcile(
     world: &mut World,
     kernel: &impl Kernel,
@@ -92,20 +92,22 @@ fn run(
 ) -> Result<TurnResult, EarlyEnd> {
     let mut errors = Vec::new();
     observe(world, kernel, is_urgent, &mut errors)?;
-    if !world.must_decide() {
+    if !world.update_must_decide() {
         return Err(EarlyEnd::Unchanged);
     }
     world.choose_reserved(&context.node);
     let mut planned = plan(world, kernel, context);
     if !planned.steps.is_empty() {
         if planned.decisions.moves.is_empty() {
-            world.mirror.check(planned.steps.iter(), Instant::now());
+            world
+                .mirror
+                .mark_planned(planned.steps.iter(), Instant::now());
         } else {
-            // A running container moves only after a look at every pod.
+            // A running container moves only after every pod was read again.
             world.sweep();
         }
         observe(world, kernel, is_urgent, &mut errors)?;
-        if world.took_changes() {
+        if world.take_changed() {
             planned = plan(world, kernel, context);
         }
     }
@@ -137,7 +139,7 @@ fn run(
         Err(EarlyEnd::Interrupted)
     };
     if let Err(end) = seen {
-        // Some records are written, and the sets of their containers are not.
+        // Some records are written, and the sets of their containers may not be.
         world.read_recorded(&applied, kernel)?;
         let recent = world.recently_assigned.union(&owned);
         world.recently_assigned = recent.union(&world.ledger.exclusive());
@@ -195,8 +197,8 @@ fn plan(world: &mut World, kernel: &impl Kernel, context: &TurnContext<'_>) -> P
     }
 }
 
-/// Carries the steps out. The steps before the first one that must stay with its neighbours are units of their own, and all
-/// steps from there on are one unit.
+/// Carries the steps out, and stops between two units for an urgent event. Each leading step that is safe alone ([`is_unit`]) is
+/// a unit; the first other step and all that follow it are the last one.
 fn apply(
     world: &World,
     kernel: &impl Kernel,

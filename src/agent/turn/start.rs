@@ -12,8 +12,8 @@ use crate::pod::PodList;
 /// Puts the CPUs of the pod of a StartContainer request in force. The container's cgroup exists, its program does not run.
 ///
 /// # Errors
-/// The pod or its cgroup is unknown, it has drifted, or CPUs are missing that other pods may free. The pod's cgroups may have
-/// been written.
+/// The pod or its cgroup is unknown, it has drifted, or it lacks CPUs that other pods may free. The pod's cgroups may have been
+/// written.
 pub fn start(
     world: &mut World,
     kernel: &impl Kernel,

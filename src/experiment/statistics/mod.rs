@@ -15,7 +15,7 @@
 //! contrasts have intervals and no verdict. [`Design::speedup`] gives the curve over the cases.
 //!
 //! How often the intervals and verdicts are right is measured on simulated experiments with normal, drifting, skewed and
-//! disturbed values, in `tests/truth.rs`. One thing no statistics can mend: what slows one of 20 runs of one side only is not
+//! disturbed values, in `statistics/tests/truth.rs`. One thing no statistics can mend: what slows one of 20 runs of one side only is not
 //! seen in most experiments of six blocks, so their intervals are about the runs without it.
 
 mod contrast;
