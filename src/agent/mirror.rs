@@ -250,10 +250,7 @@ impl Mirror {
         entry.dirty = None;
         let described = store.pod(&now.uid);
         let is_matched = is_same_description(entry.described.as_ref(), described.as_ref());
-        if is_matched && is_as_read(pod, &now) {
-            return Ok(());
-        }
-        self.has_changed = true;
+        self.has_changed |= !is_matched || !is_as_read(pod, &now);
         *pod = ObservedPod::new(now, described.as_deref());
         entry.described = described;
         Ok(())
@@ -315,6 +312,16 @@ impl Mirror {
         self.read_at(index, kernel, store)?;
         self.drop_ended();
         Ok(self.index(uid).is_some())
+    }
+
+    /// Reads the CPUs of the cgroups above the pods.
+    pub(super) fn read_above(&mut self, kernel: &impl Kernel) -> anyhow::Result<()> {
+        let mut now = self.observed.surroundings.clone();
+        for above in &mut now.above {
+            above.cpuset = kernel.cpuset(&above.path)?;
+        }
+        self.take_surroundings(now);
+        Ok(())
     }
 
     /// Reads the cgroups above and around the pods.
@@ -436,7 +443,8 @@ fn is_same_description(
     }
 }
 
-/// Whether a pod's cgroups are as they were when they were read before.
+/// Whether a pod's cgroups are as they were when they were read before. What changes while the programs inside run does not
+/// count: each turn would otherwise lead to the next one.
 fn is_as_read(pod: &ObservedPod, now: &PodCgroup) -> bool {
     let PodCgroup {
         path,
@@ -447,19 +455,20 @@ fn is_as_read(pod: &ObservedPod, now: &PodCgroup) -> bool {
         containers,
     } = now;
     let before = &pod.cgroup;
-    (path, uid, cpuset, quota, record_text)
+    let is_same = (path, uid, cpuset, quota, record_text)
         == (
             &before.path,
             &before.uid,
             &before.cpuset,
             &before.quota,
             &before.record_text,
-        )
-        && pod
-            .containers
-            .iter()
-            .map(|container| &container.cgroup)
-            .eq(containers)
+        );
+    let then = pod.containers.iter().map(|container| &container.cgroup);
+    is_same
+        && then.len() == containers.len()
+        && then
+            .zip(containers)
+            .all(|(then, now)| then.has_same_settings(now))
 }
 
 #[cfg(test)]

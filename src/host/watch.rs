@@ -160,6 +160,8 @@ impl Watch {
                 self.note(&event?, &mut events);
             }
             if !events.directories.is_empty() && self.problem.take().is_some() {
+                // What happened in the directories without a watch is unknown.
+                events.changes.all = true;
                 events.directories.insert(self.root.clone());
             }
             for directory in &events.directories {
@@ -227,6 +229,8 @@ impl Watch {
         } else if event.mask.contains(EventMask::ISDIR)
             && let Some(name) = &event.name
         {
+            // Whatever happens inside before the new directory is watched counts as a change of the directory.
+            events.changes.directories.insert(directory.join(name));
             events.directories.insert(directory.join(name));
         }
     }

@@ -36,6 +36,10 @@ impl SeenSets {
             // Another program may have written the set since.
             let is_kept = before.is_some_and(|before| before.difference(&offline) == *now);
             let unwritten = unwritten.remove(path).filter(|_| is_kept);
+            if let (Some(earlier), Some(_)) = (&unwritten, &*from) {
+                // The cgroups have not been read again since the note failed.
+                self.unwritten.insert(path.to_owned(), earlier.clone());
+            }
             let missing = offline.union(&unwritten.unwrap_or_default());
             if !missing.is_subset(now) && from.is_none() && !is_recorded {
                 let earlier = now.union(&missing);
@@ -185,6 +189,13 @@ mod tests {
             notes(&mut seen, "0-7", "0-7");
             assert_eq!(notes(&mut seen, "0-6", "0-6").len(), 5);
             seen.keep_note("kubepods/podx", &set("0-7"));
+            let mut later = scan("0-6", None);
+            let steps = seen.notes(&mut later, &set(online));
+            let paths: Vec<&str> = steps.iter().map(Step::path).collect();
+            assert_eq!(paths, ["kubepods/podx"], "{online}");
+            // The note fails again, and a turn looks twice at the same cgroups. Only the next reading shows what they are.
+            seen.keep_note("kubepods/podx", &set("0-7"));
+            assert_eq!(seen.notes(&mut later, &set(online)), [], "{online}");
             let mut later = scan("0-6", None);
             let steps = seen.notes(&mut later, &set(online));
             let again = Step::Narrowed {

@@ -218,6 +218,26 @@ fn a_pod_that_reads_differently_counts_as_changed() {
 }
 
 #[test]
+fn what_changes_while_a_program_runs_is_no_change() {
+    let kernel = FakeKernel::with_pods(&["a"]);
+    let mut mirror = read(&kernel);
+    let mut pods = kernel.pods.borrow_mut();
+    pods.get_mut("kubepods/poda").unwrap().containers[0]
+        .memory
+        .bytes_to_move = Some(4096);
+    drop(pods);
+    mirror.touch("a", Instant::now());
+    read_all(&mut mirror, &kernel);
+    assert!(!mirror.take_changed());
+    let memory = &mirror.pod("a").unwrap().containers[0].cgroup.memory;
+    assert_eq!(
+        memory.bytes_to_move,
+        Some(4096),
+        "a plan needs the newest number"
+    );
+}
+
+#[test]
 fn an_interrupted_reading_goes_on_with_the_oldest_pod() {
     let kernel = FakeKernel::with_pods(&["a", "b", "c"]);
     let mut mirror = read(&kernel);
@@ -280,6 +300,14 @@ fn effective_cpus_are_read_again_after_steps_that_may_change_them_silently() {
         (kernel.take_reads(), effective(&mirror)),
         (String::new(), "0".to_owned())
     );
+    // A turn about one pod has read the change above. The next turn about all pods still has to look below.
+    kernel.change("b", |cpuset| cpuset.effective = set("1"));
+    kernel.above.borrow_mut().effective = set("1");
+    mirror.take_changed();
+    mirror.read_above(&kernel).unwrap();
+    assert!(mirror.take_changed());
+    read_all(&mut mirror, &kernel);
+    assert_eq!(effective(&mirror), "1");
 }
 
 #[test]

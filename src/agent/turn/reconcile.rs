@@ -97,18 +97,26 @@ fn run(
     }
     world.choose_reserved(&context.node);
     let mut planned = plan(world, kernel, context);
-    if !planned.steps.is_empty() {
-        if planned.decisions.moves.is_empty() {
-            world
-                .mirror
-                .mark_planned(planned.steps.iter(), Instant::now());
-        } else {
-            // A running container moves only after every pod was read again.
+    // What the plan writes to may have been read a while ago. A running container moves only after every pod was read again, so
+    // a move that comes up now needs another reading.
+    for _ in 0..2 {
+        if planned.steps.is_empty() {
+            break;
+        }
+        let has_moves = !planned.decisions.moves.is_empty();
+        if has_moves {
             world.sweep();
+        } else {
+            let steps = planned.steps.iter();
+            world.mirror.mark_planned(steps, Instant::now());
         }
         observe(world, kernel, is_urgent, &mut errors)?;
-        if world.take_changed() {
-            planned = plan(world, kernel, context);
+        if !world.take_changed() {
+            break;
+        }
+        planned = plan(world, kernel, context);
+        if has_moves || planned.decisions.moves.is_empty() {
+            break;
         }
     }
     let Planned {
@@ -129,6 +137,9 @@ fn run(
     let applied = apply(world, kernel, steps, &mut is_urgent);
     errors.extend(world.account(&applied));
     let is_complete = applied.len() == count;
+    // Only a complete turn notes when an owner's CPUs came into force.
+    let may_end = may_end && applied.iter().all(|done| is_unit(&done.step));
+    let mut is_urgent = || may_end && is_urgent();
     if !applied.is_empty() {
         let steps = applied.iter().map(|done| &done.step);
         world.mirror.note_steps(steps, Instant::now());
@@ -141,8 +152,10 @@ fn run(
     if let Err(end) = seen {
         // Some records are written, and the sets of their containers may not be.
         world.read_recorded(&applied, kernel)?;
-        let recent = world.recently_assigned.union(&owned);
-        world.recently_assigned = recent.union(&world.ledger.exclusive());
+        if !applied.is_empty() {
+            let recent = world.recently_assigned.union(&owned);
+            world.recently_assigned = recent.union(&world.ledger.exclusive());
+        }
         return Err(end);
     }
     // Repaired drift that returns in a later turn counts as new drift.

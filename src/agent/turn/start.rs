@@ -72,6 +72,8 @@ pub fn start(
     });
     let errors = world.account(&applied);
     if !applied.is_empty() {
+        // The next turn about all pods publishes what came of the steps.
+        world.decide_again();
         world
             .heartbeat
             .begin("read again the cgroups that were written");

@@ -67,10 +67,7 @@ impl World {
 
     /// Reads the CPUs of the cgroups above the pods.
     pub(in crate::agent) fn read_above(&mut self, kernel: &impl Kernel) -> anyhow::Result<()> {
-        for above in &mut self.mirror.observed_mut().surroundings.above {
-            above.cpuset = kernel.cpuset(&above.path)?;
-        }
-        Ok(())
+        self.mirror.read_above(kernel)
     }
 
     /// Reads the pods again whose records the steps have written. The ledger then has their assignments.

@@ -55,6 +55,31 @@ pub struct ContainerCgroup {
 // === impl ContainerCgroup ===
 
 impl ContainerCgroup {
+    /// Whether another reading of the cgroup differs only in what changes while the programs inside run.
+    pub fn has_same_settings(&self, other: &Self) -> bool {
+        let Self {
+            path,
+            id,
+            cpuset,
+            quota,
+            record_text,
+            populated,
+            memory,
+            nested,
+        } = self;
+        (path, id, cpuset, quota, record_text, populated, nested)
+            == (
+                &other.path,
+                &other.id,
+                &other.cpuset,
+                &other.quota,
+                &other.record_text,
+                &other.populated,
+                &other.nested,
+            )
+            && memory.numa == other.memory.numa
+    }
+
     /// Whether a cgroup inside has lost CPUs that it could have again.
     pub fn has_narrowed_cgroups(&self) -> bool {
         self.nested.iter().any(|nested| {
