@@ -513,6 +513,19 @@ mod tests {
         assert_eq!(kinds, ["new", "new", "cgroups of uid"]);
     }
 
+    /// The ids of the containers that an event reports, and whether the event is a creation. The dropped reply lets the creation go
+    /// on without an answer.
+    fn reported_ids(event: AgentEvent) -> (String, bool) {
+        let creates = matches!(event, AgentEvent::Create { .. });
+        let (AgentEvent::Runtime(RuntimeUpdate::Pod(pod)) | AgentEvent::Create { pod, .. }) = event
+        else {
+            panic!("{event:?}");
+        };
+        let containers = pod.pod.containers.iter();
+        let ids = containers.map(|container| container.runtime_id.clone().unwrap());
+        (ids.collect::<Vec<_>>().join(","), creates)
+    }
+
     #[tokio::test]
     async fn a_late_end_is_reported_before_a_newer_creation() {
         let (reconciler, mut events) = mpsc::unbounded_channel();
@@ -532,19 +545,11 @@ mod tests {
         let creation = handler.create(&pod, &second, deadline);
         let reported = async {
             let mut reported = Vec::new();
-            while let Some(event) = events.recv().await {
-                let (update, is_last) = match event {
-                    AgentEvent::Runtime(RuntimeUpdate::Pod(update)) => (update, false),
-                    // The dropped reply lets the creation go on without an answer.
-                    AgentEvent::Create { pod, .. } => (pod, true),
-                    other => panic!("{other:?}"),
-                };
-                let containers = update.pod.containers.iter();
-                let ids = containers.map(|container| container.runtime_id.clone().unwrap());
-                reported.push(ids.collect::<Vec<_>>().join(","));
-                if is_last {
-                    break;
-                }
+            let mut creates = false;
+            while !creates {
+                let (ids, is_creation) = reported_ids(events.recv().await.unwrap());
+                reported.push(ids);
+                creates = is_creation;
             }
             reported
         };

@@ -96,29 +96,7 @@ fn run(
         return Err(EarlyEnd::Unchanged);
     }
     world.choose_reserved(&context.node);
-    let mut planned = plan(world, kernel, context);
-    // What the plan writes to may have been read a while ago. A running container moves only after every pod was read again, so
-    // a move that comes up now needs another reading.
-    for _ in 0..2 {
-        if planned.steps.is_empty() {
-            break;
-        }
-        let has_moves = !planned.decisions.moves.is_empty();
-        if has_moves {
-            world.sweep();
-        } else {
-            let steps = planned.steps.iter();
-            world.mirror.mark_planned(steps, Instant::now());
-        }
-        observe(world, kernel, is_urgent, &mut errors)?;
-        if !world.take_changed() {
-            break;
-        }
-        planned = plan(world, kernel, context);
-        if has_moves || planned.decisions.moves.is_empty() {
-            break;
-        }
-    }
+    let planned = plan_from_fresh_values(world, kernel, context, is_urgent, &mut errors)?;
     let Planned {
         pods,
         drift,
@@ -189,6 +167,40 @@ fn observe(
     }
     errors.extend(world.note_offline_cpus(kernel)?);
     Ok(())
+}
+
+/// Plans, reads what the plan writes to once more, because it may have been read a while ago, and plans anew if it has changed.
+///
+/// A running container moves only after every pod was read again, so a move that comes up in the second plan needs a third one.
+fn plan_from_fresh_values(
+    world: &mut World,
+    kernel: &impl Kernel,
+    context: &TurnContext<'_>,
+    is_urgent: &mut dyn FnMut() -> bool,
+    errors: &mut Vec<String>,
+) -> Result<Planned, EarlyEnd> {
+    let mut planned = plan(world, kernel, context);
+    for _ in 0..2 {
+        if planned.steps.is_empty() {
+            break;
+        }
+        let has_moves = !planned.decisions.moves.is_empty();
+        if has_moves {
+            world.sweep();
+        } else {
+            let steps = planned.steps.iter();
+            world.mirror.mark_planned(steps, Instant::now());
+        }
+        observe(world, kernel, is_urgent, errors)?;
+        if !world.take_changed() {
+            break;
+        }
+        planned = plan(world, kernel, context);
+        if has_moves || planned.decisions.moves.is_empty() {
+            break;
+        }
+    }
+    Ok(planned)
 }
 
 /// Compares the mirror with the ledger, decides, and plans the steps.
