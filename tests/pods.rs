@@ -9,6 +9,7 @@
 #[path = "support/repository.rs"]
 mod repository;
 
+use std::collections::BTreeMap;
 use std::fs;
 use std::path::PathBuf;
 
@@ -17,6 +18,7 @@ use pinfold::pod::{
     ThreadBasis, ThreadPolicy,
 };
 use proptest::prelude::*;
+use serde_json::Value;
 
 fn data() -> PathBuf {
     repository::here("tests/data/pods")
@@ -61,6 +63,28 @@ fn role(pod: &Pod) -> String {
     format!("{}{index}{job}, {training}", found.role)
 }
 
+/// The annotations of each pod in a file, by the pod's name. The agent keeps only those that a rule uses.
+fn annotations(name: &str) -> BTreeMap<String, BTreeMap<String, String>> {
+    let text = fs::read_to_string(data().join(name)).unwrap();
+    let documents: Vec<Value> = serde_saphyr::from_multiple(&text).unwrap();
+    let items = |document: Value| match document["items"].as_array() {
+        Some(items) => items.clone(),
+        None => vec![document],
+    };
+    let pods = documents.into_iter().flat_map(items);
+    let metadata = pods.map(|pod| pod["metadata"].clone());
+    metadata
+        .filter_map(|metadata| {
+            let name = metadata["name"].as_str()?.to_owned();
+            let annotations = metadata["annotations"].clone();
+            Some((
+                name,
+                serde_json::from_value(annotations).unwrap_or_default(),
+            ))
+        })
+        .collect()
+}
+
 #[test]
 fn manifests_meet_the_expectations_in_their_annotations() {
     let mut checked = 0;
@@ -69,10 +93,11 @@ fn manifests_meet_the_expectations_in_their_annotations() {
         if !name.ends_with(".yaml") {
             continue;
         }
+        let annotations = annotations(&name);
         for pod in read(&name) {
             let mut expectations = 0;
             let mut check = |key: &str, actual: String| {
-                if let Some(expected) = pod.annotations.get(key) {
+                if let Some(expected) = annotations[&pod.name].get(key) {
                     assert_eq!(&actual, expected, "{key} of {} in {name}", pod.name);
                     expectations += 1;
                 }

@@ -36,13 +36,13 @@ impl SeenSets {
             // Another program may have written the set since.
             let is_kept = before.is_some_and(|before| before.difference(&offline) == *now);
             let unwritten = unwritten.remove(path).filter(|_| is_kept);
-            if let (Some(earlier), Some(_)) = (&unwritten, &*from) {
-                // The cgroups have not been read again since the note failed.
-                self.unwritten.insert(path.to_owned(), earlier.clone());
-            }
+            // A note tells the set that the cgroup had left. When a further CPU goes, the note must tell the new one.
+            let is_further = from.is_some() && (!offline.is_empty() || unwritten.is_some());
             let missing = offline.union(&unwritten.unwrap_or_default());
-            if !missing.is_subset(now) && from.is_none() && !is_recorded {
-                let earlier = now.union(&missing);
+            let is_first = from.is_none() && !missing.is_subset(now);
+            if (is_first || is_further) && !is_recorded {
+                let earlier = from.clone().unwrap_or_default();
+                let earlier = earlier.union(&now.union(&missing));
                 *from = Some(earlier.clone());
                 steps.push(Step::Narrowed {
                     path: path.to_owned(),
@@ -193,10 +193,8 @@ mod tests {
             let steps = seen.notes(&mut later, &set(online));
             let paths: Vec<&str> = steps.iter().map(Step::path).collect();
             assert_eq!(paths, ["kubepods/podx"], "{online}");
-            // The note fails again, and a turn looks twice at the same cgroups. Only the next reading shows what they are.
+            // The note fails again, and a turn looks twice at the same cgroups.
             seen.keep_note("kubepods/podx", &set("0-7"));
-            assert_eq!(seen.notes(&mut later, &set(online)), [], "{online}");
-            let mut later = scan("0-6", None);
             let steps = seen.notes(&mut later, &set(online));
             let again = Step::Narrowed {
                 path: "kubepods/podx".to_owned(),
@@ -212,6 +210,26 @@ mod tests {
                 assert_eq!(notes(&mut seen, written, "0-7"), [""; 0], "{online}");
             }
         }
+    }
+
+    #[test]
+    fn a_note_follows_when_a_further_cpu_goes_offline() {
+        let mut seen = SeenSets::default();
+        notes(&mut seen, "0-7", "0-7");
+        assert_eq!(notes(&mut seen, "0,2-7", "0,2-7").len(), 5);
+        let mut later = scan("0,2-5,7", None);
+        let containers = later.pods.iter_mut().flat_map(|pod| &mut pod.containers);
+        for cpuset in containers.map(|container| &mut container.cgroup.cpuset) {
+            cpuset.narrowed_from = Some(set("0-7"));
+        }
+        // The earlier set of all is that from before the first CPU went, whether the note was found or not.
+        let steps = seen.notes(&mut later, &set("0,2-5,7"));
+        let container = Step::Narrowed {
+            path: "kubepods/podx/c".to_owned(),
+            earlier: Some(set("0-7")),
+        };
+        assert!(steps.contains(&container), "{steps:?}");
+        assert_eq!(seen.notes(&mut later, &set("0,2-5,7")), []);
     }
 
     #[test]
