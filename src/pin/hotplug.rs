@@ -41,8 +41,7 @@ impl SeenSets {
             let missing = offline.union(&unwritten.unwrap_or_default());
             let is_first = from.is_none() && !missing.is_subset(now);
             if (is_first || is_further) && !is_recorded {
-                let earlier = from.clone().unwrap_or_default();
-                let earlier = earlier.union(&now.union(&missing));
+                let earlier = from.clone().unwrap_or_else(|| now.union(&missing));
                 *from = Some(earlier.clone());
                 steps.push(Step::Narrowed {
                     path: path.to_owned(),
@@ -220,13 +219,13 @@ mod tests {
         let mut later = scan("0,2-5,7", None);
         let containers = later.pods.iter_mut().flat_map(|pod| &mut pod.containers);
         for cpuset in containers.map(|container| &mut container.cgroup.cpuset) {
-            cpuset.narrowed_from = Some(set("0-7"));
+            cpuset.narrowed_from = Some(set("6"));
         }
-        // The earlier set of all is that from before the first CPU went, whether the note was found or not.
+        // The earlier set stays the noted one: the cgroup may have had less than its present set.
         let steps = seen.notes(&mut later, &set("0,2-5,7"));
         let container = Step::Narrowed {
             path: "kubepods/podx/c".to_owned(),
-            earlier: Some(set("0-7")),
+            earlier: Some(set("6")),
         };
         assert!(steps.contains(&container), "{steps:?}");
         assert_eq!(seen.notes(&mut later, &set("0,2-5,7")), []);

@@ -22,7 +22,7 @@ fn pod(name: &str, node: &str, cpu: &str) -> Value {
     })
 }
 
-/// A pod follower, with all events received from the follower.
+/// A pod follower, with all events received from the follower that have changed something.
 struct Listener {
     api: Api,
     cache: PodCache,
@@ -60,7 +60,13 @@ impl Listener {
             let event = next
                 .unwrap_or_else(|_| panic!("{what}: received {:?}, {}", self.names(), self.tail()));
             let event = event.expect("the follower ended");
-            self.cache.take(&event);
+            self.take(event);
+        }
+    }
+
+    /// Takes an event. One that changes nothing about the pods is dropped, as the agent does.
+    fn take(&mut self, event: PodsEvent) {
+        if self.cache.take(&event) || !event.is_of_pods() {
             self.received.push(event);
         }
     }
@@ -77,8 +83,7 @@ impl Listener {
         let end = Instant::now() + time;
         while let Ok(event) = tokio::time::timeout_at(end, self.events.recv()).await {
             let event = event.expect("the follower ended");
-            self.cache.take(&event);
-            self.received.push(event);
+            self.take(event);
         }
     }
 
@@ -136,7 +141,7 @@ async fn one_streaming_list_then_one_watch() {
         (1, 0)
     );
 
-    // A change of the status alone sends no event. In the next hour, the follower only renews its watch.
+    // A change of the status alone changes no pod. In the next hour, the follower only renews its watch.
     let received = listener.received.len();
     moved["status"]["conditions"] = json!([{"type": "Ready", "status": "True"}]);
     moved["spec"]["containers"][0]["resources"]["limits"]["cpu"] = json!("3");
