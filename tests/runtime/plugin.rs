@@ -111,10 +111,9 @@ fn cpus_and_variables_are_set_before_the_first_instruction() {
             .unwrap()
             .remove(0);
         assert_eq!(from_manifest.uid, from_runtime.uid);
-        assert_eq!(
-            (&from_manifest.labels, &from_manifest.annotations),
-            (&from_runtime.labels, &from_runtime.annotations)
-        );
+        assert_eq!(from_manifest.labels, from_runtime.labels);
+        // The agent keeps the annotations that a rule uses.
+        assert!(from_manifest.annotations.is_empty());
         assert_eq!(
             from_manifest.container("main").unwrap().resources,
             resources

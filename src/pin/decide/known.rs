@@ -161,8 +161,14 @@ impl KnownPod<'_> {
             }
             Description::Awaited => (own.len() > granted.cpus() as usize)
                 .then_some("keeps its CPUs until the list of the node's pods is complete"),
-            Description::RuntimeOnly | Description::Missing => (granted.cpus() == 0)
-                .then_some("keeps its CPUs: only the container runtime describes the pod"),
+            // The runtime knows the container's own limit. A limit below its CPUs comes from a resize, and takes them.
+            Description::RuntimeOnly | Description::Missing => {
+                let limit = container.resources.cpu_limit;
+                let is_resized =
+                    limit.is_some_and(|limit| limit > 0 && limit < 1000 * own.len() as u64);
+                (granted.cpus() == 0 && !is_resized)
+                    .then_some("keeps its CPUs: only the container runtime describes the pod")
+            }
         }
     }
 

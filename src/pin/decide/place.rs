@@ -160,6 +160,14 @@ impl<'a> PlacementPass<'a> {
             let Some(known) = pod.known else {
                 continue;
             };
+            // What only the runtime describes has kept its CPUs already, unless a resize took them.
+            let is_of_runtime = matches!(
+                pod.description,
+                Description::RuntimeOnly | Description::Missing
+            );
+            if is_of_runtime && pod.has(name) {
+                continue;
+            }
             let (cpus, rest_stays) = (cpus.clone(), known.keeps(name, &recorded));
             if known.can_pass_on(name, &recorded) {
                 spare.insert(name.clone(), SpareCpus { cpus, rest_stays });

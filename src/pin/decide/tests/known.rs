@@ -174,6 +174,20 @@ fn before_the_list_a_mate_without_a_limit_takes_nothing() {
     assert_eq!(cpus(&decisions), ["shared", "shared"]);
 }
 
+/// The runtime tells of a resize: nobody else may.
+#[test]
+fn with_the_runtime_alone_a_smaller_limit_takes_the_cpus() {
+    for (limit, expected) in [
+        (500, &[][..]),
+        (2000, &[("main", "2-3")]),
+        (4000, &[("main", "2-5")]),
+    ] {
+        let running = facts(Description::RuntimeOnly, &[("main", "2-5")]);
+        let decisions = decided_knowing(&[of_runtime(&[("main", limit)])], &MAIN, &running);
+        assert_eq!(owned(&decisions), owners(expected), "{limit}");
+    }
+}
+
 #[test]
 fn after_a_list_without_the_pod_only_existing_containers_keep_their_cpus() {
     let claims = [("a", "main", "2-5"), ("a", "side", "6")];
