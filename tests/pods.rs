@@ -165,7 +165,7 @@ fn a_recorded_list_of_pods_is_read_completely() {
     );
 
     // The same list as YAML, as printed by kubectl, gives the same pods.
-    let json: serde_json::Value =
+    let json: Value =
         serde_json::from_str(&fs::read_to_string(data().join("node-list.json")).unwrap()).unwrap();
     let yaml = serde_saphyr::to_string(&json).unwrap();
     assert_eq!(pod::parse(&yaml, "list.yaml").unwrap(), pods);
