@@ -37,6 +37,8 @@ pub(super) enum Reading {
 struct MirrorEntry {
     /// Since when the pod is to be read again.
     dirty: Option<Instant>,
+    /// When the pod was read; `None` if it was not so far.
+    read: Option<Instant>,
     /// The description with which the cgroups were matched.
     described: Option<Arc<RecognizedPod>>,
 }
@@ -143,15 +145,29 @@ impl Mirror {
         }
     }
 
-    /// Makes the pods dirty to which a plan will write, because they may have been read a while ago.
-    pub(super) fn mark_planned<'a>(&mut self, steps: impl Iterator<Item = &'a Step>, now: Instant) {
-        for step in steps {
-            for (pod, entry) in self.observed.pods.iter().zip(&mut self.entries) {
-                if is_within(step.path(), &pod.cgroup.path) {
-                    entry.dirty.get_or_insert(now);
-                }
+    /// Makes the pods dirty that were not read since `turn` began. Returns whether there are any.
+    pub(super) fn mark_older(&mut self, turn: Instant) -> bool {
+        self.mark_older_where(turn, |_| true)
+    }
+
+    /// Makes the pods dirty to which a plan will write, unless they were read since `turn` began. Returns whether there are any.
+    pub(super) fn mark_planned(&mut self, steps: &[Step], turn: Instant) -> bool {
+        self.mark_older_where(turn, |pod| {
+            let mut steps = steps.iter();
+            steps.any(|step| is_within(step.path(), pod))
+        })
+    }
+
+    fn mark_older_where(&mut self, turn: Instant, is_meant: impl Fn(&str) -> bool) -> bool {
+        let mut any = false;
+        for (pod, entry) in self.observed.pods.iter().zip(&mut self.entries) {
+            let is_older = entry.read.is_none_or(|read| read < turn);
+            if is_older && is_meant(&pod.cgroup.path) {
+                entry.dirty.get_or_insert(turn);
+                any = true;
             }
         }
+        any
     }
 
     /// Makes the pods dirty that steps may have changed.
@@ -247,7 +263,7 @@ impl Mirror {
             *entry = MirrorEntry::default();
             return Ok(());
         };
-        entry.dirty = None;
+        (entry.dirty, entry.read) = (None, Some(Instant::now()));
         let described = store.pod(&now.uid);
         let is_matched = is_same_description(entry.described.as_ref(), described.as_ref());
         self.has_changed |= !is_matched || !is_as_read(pod, &now);
@@ -427,7 +443,7 @@ fn new_entry(path: String, uid: String) -> (ObservedPod, MirrorEntry) {
     };
     let entry = MirrorEntry {
         dirty: Some(Instant::now()),
-        described: None,
+        ..MirrorEntry::default()
     };
     (pod, entry)
 }

@@ -90,13 +90,13 @@ fn run(
     context: &TurnContext<'_>,
     is_urgent: &mut dyn FnMut() -> bool,
 ) -> Result<TurnResult, EarlyEnd> {
-    let mut errors = Vec::new();
+    let (begun, mut errors) = (Instant::now(), Vec::new());
     observe(world, kernel, is_urgent, &mut errors)?;
     if !world.update_must_decide() {
         return Err(EarlyEnd::Unchanged);
     }
     world.choose_reserved(&context.node);
-    let planned = plan_from_fresh_values(world, kernel, context, is_urgent, &mut errors)?;
+    let planned = plan_from_fresh_values(world, kernel, context, (begun, is_urgent), &mut errors)?;
     let Planned {
         pods,
         drift,
@@ -169,36 +169,32 @@ fn observe(
     Ok(())
 }
 
-/// Plans, reads what the plan writes to once more, because it may have been read a while ago, and plans anew if it has changed.
+/// Plans, reads what the plan writes to and what was not read since the turn has `begun`, and plans anew if it has changed.
 ///
-/// A running container moves only after every pod was read again, so a move that comes up in the second plan needs a third one.
+/// A running container moves only after every pod was read in the turn, so a move that comes up in the second plan may need a third
+/// one.
 fn plan_from_fresh_values(
     world: &mut World,
     kernel: &impl Kernel,
     context: &TurnContext<'_>,
-    is_urgent: &mut dyn FnMut() -> bool,
+    (begun, is_urgent): (Instant, &mut dyn FnMut() -> bool),
     errors: &mut Vec<String>,
 ) -> Result<Planned, EarlyEnd> {
     let mut planned = plan(world, kernel, context);
     for _ in 0..2 {
-        if planned.steps.is_empty() {
-            break;
-        }
-        let has_moves = !planned.decisions.moves.is_empty();
-        if has_moves {
-            world.sweep();
+        let is_older = if planned.decisions.moves.is_empty() {
+            world.mirror.mark_planned(&planned.steps, begun)
         } else {
-            let steps = planned.steps.iter();
-            world.mirror.mark_planned(steps, Instant::now());
+            world.mirror.mark_older(begun)
+        };
+        if !is_older {
+            break;
         }
         observe(world, kernel, is_urgent, errors)?;
         if !world.take_changed() {
             break;
         }
         planned = plan(world, kernel, context);
-        if has_moves || planned.decisions.moves.is_empty() {
-            break;
-        }
     }
     Ok(planned)
 }
