@@ -206,10 +206,11 @@ impl AgentNode {
         self.suspended.as_deref()
     }
 
-    /// The node as decisions see it. `devices` are the NUMA nodes of the pods' devices, by namespace and name.
+    /// The node as decisions see it, with the NUMA nodes of the pods' devices.
     pub(super) fn decision_context<'a>(
         &'a self,
         devices: &'a BTreeMap<ObjectName, CpuSet>,
+        ids_settled: bool,
     ) -> DecisionContext<'a> {
         DecisionContext {
             topology: &self.topology,
@@ -219,7 +220,7 @@ impl AgentNode {
             policy: &self.config.policy,
             preferences: &self.config.cpus,
             devices,
-            ids_settled: true,
+            ids_settled,
             suspended: self.suspended(),
             enforcement: self.enforcement,
         }

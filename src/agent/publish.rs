@@ -53,7 +53,7 @@ impl Reconciler {
         let containers = self.container_states(result, self.world.observed());
         errors.extend(self.unguarded_problems(result, &containers));
         let (observed, decisions) = (self.world.observed(), &result.decisions);
-        let store = &self.world.pods();
+        let store = self.world.pods();
         let undescribed = (self.undescribed).problems(store, (observed, decisions), Instant::now());
         errors.extend(undescribed);
         let node = &self.node;
@@ -149,7 +149,7 @@ impl Reconciler {
         );
         for container in &mut containers {
             self.history.complete(container);
-            let pods = &self.world.pods();
+            let pods = self.world.pods();
             let injected = pods.injected(container.uid.as_deref(), &container.container);
             container.injected = injected.cloned();
             if container.note.is_none() {

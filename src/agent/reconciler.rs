@@ -28,7 +28,6 @@ use crate::host::pod_resources::CpuManager;
 use crate::metrics::AgentMetrics;
 use crate::pin::Snapshot;
 use crate::pin::cpu_isolation::{CpuIsolator, IsolationReport};
-use crate::pin::decide::DecisionContext;
 use crate::pod::{ContainerIds, ObjectName};
 
 /// How long the container runtime has after the agent's start to report the existing containers.
@@ -540,10 +539,7 @@ fn context<'a>(
 ) -> TurnContext<'a> {
     let config = &node.config;
     TurnContext {
-        node: DecisionContext {
-            ids_settled,
-            ..node.decision_context(devices)
-        },
+        node: node.decision_context(devices, ids_settled),
         moves_per_hour: config.max_moves_per_hour as usize,
         interval: config.reconcile_interval,
     }
