@@ -172,6 +172,15 @@ fn subset(one: Cpus, other: Cpus) -> bool {
     one & !other == 0
 }
 
+/// All kinds of kernels.
+pub(crate) const KINDS: [KernelKind; 5] = [
+    KernelKind::V1,
+    KernelKind::V2,
+    KernelKind::Early612,
+    KernelKind::Late612,
+    KernelKind::Linux72,
+];
+
 // === impl KernelKind ===
 
 impl KernelKind {

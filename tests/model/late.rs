@@ -4,29 +4,12 @@
 use super::PLAIN;
 use super::agent::{Setup, Shape};
 use super::events::Event;
-use super::kernel::KernelKind;
-use super::requests::{Act, Agent, Request, told};
+use super::kernel::KINDS;
+use super::requests::{Act, Agent, Request, runs, told};
 use Act::{
     Appear, Ask, End, Happen, KillIn, List, Reconcile, Remove, RestartBeforeList, Run, RunEarly,
 };
 use Request::{Create, Start};
-
-const KINDS: [KernelKind; 5] = [
-    KernelKind::V1,
-    KernelKind::V2,
-    KernelKind::Early612,
-    KernelKind::Late612,
-    KernelKind::Linux72,
-];
-
-/// A container is created and starts.
-fn runs(pod: usize, container: usize) -> [Act; 3] {
-    [
-        Ask(Create(pod, container)),
-        Appear(pod, container),
-        Ask(Start(pod, container)),
-    ]
-}
 
 fn joined(parts: &[&[Act]]) -> Vec<Act> {
     [&[Reconcile], parts.concat().as_slice()].concat()

@@ -6,7 +6,7 @@ use proptest::test_runner::{RngAlgorithm, TestError, TestRng, TestRunner};
 
 use super::agent::{Setup, Shape};
 use super::events::Menu;
-use super::kernel::KernelKind;
+use super::kernel::{KINDS, KernelKind};
 use super::machine::{Move, describe};
 use super::mutants::trimmed_first;
 use super::requests::{Act, Agent, told};
@@ -226,7 +226,7 @@ proptest! {
     fn requests_without_foreign_writes(
         choices in prop::collection::vec(choice_of_requests(), 1..40)
     ) {
-        for kind in [KernelKind::V1, KernelKind::V2, KernelKind::Early612, KernelKind::Late612, KernelKind::Linux72] {
+        for kind in KINDS {
             run_requests_on(kind, PLAIN, &choices)?;
         }
     }
@@ -238,7 +238,7 @@ proptest! {
     /// Only the kubelet, the runtime and a slow API server act.
     #[test]
     fn late_descriptions(choices in prop::collection::vec(choice_of_late_descriptions(), 1..40)) {
-        for kind in [KernelKind::V1, KernelKind::V2, KernelKind::Early612, KernelKind::Late612, KernelKind::Linux72] {
+        for kind in KINDS {
             run_requests_on(kind, PLAIN, &choices)?;
         }
     }
@@ -248,7 +248,7 @@ proptest! {
     fn descriptions_of_the_runtime_alone(
         choices in prop::collection::vec(choice_of_late_descriptions(), 1..40)
     ) {
-        for kind in [KernelKind::V1, KernelKind::V2, KernelKind::Early612, KernelKind::Late612, KernelKind::Linux72] {
+        for kind in KINDS {
             let setup = setup_of_requests(kind);
             let run = run_requests(Agent::with_runtime_alone(&setup), PLAIN, &choices);
             run.map_err(|error| TestCaseError::fail(format!("{kind:?}: {error}")))?;

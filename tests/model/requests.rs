@@ -1025,6 +1025,15 @@ impl<'a> Agent<'a> {
     }
 }
 
+/// A container is created and starts.
+pub(crate) fn runs(pod: usize, container: usize) -> [Act; 3] {
+    [
+        Act::Ask(Request::Create(pod, container)),
+        Act::Appear(pod, container),
+        Act::Ask(Request::Start(pod, container)),
+    ]
+}
+
 /// A broken rule, and the history that broke the rule.
 pub(crate) fn told(rule: &str, acts: &[Act], world: &World) -> Broken {
     let acts: Vec<String> = acts.iter().map(|act| format!("  {act}")).collect();

@@ -3,29 +3,12 @@
 
 use super::agent::{ModelEnforcement, Setup, Shape, World};
 use super::events::{Event, Menu};
-use super::kernel::{KernelKind, pod_node};
+use super::kernel::{KINDS, KernelKind, pod_node};
 use super::node::Flaw;
-use super::requests::{Act, Agent, Request, told};
+use super::requests::{Act, Agent, Request, runs, told};
 use super::{ALL, ALL_V1, PLAIN};
 use Act::{Appear, Ask, End, Fail, Happen, Reconcile, Run, Unheard};
 use Request::{Create, Start};
-
-const KINDS: [KernelKind; 5] = [
-    KernelKind::V1,
-    KernelKind::V2,
-    KernelKind::Early612,
-    KernelKind::Late612,
-    KernelKind::Linux72,
-];
-
-/// A container is created and starts.
-fn runs(pod: usize, container: usize) -> [Act; 3] {
-    [
-        Ask(Create(pod, container)),
-        Appear(pod, container),
-        Ask(Start(pod, container)),
-    ]
-}
 
 fn begin<const N: usize>(acts: [Act; N]) -> Vec<Act> {
     let mut all = vec![Reconcile];

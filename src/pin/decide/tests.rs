@@ -1,6 +1,7 @@
 use super::*;
 use crate::cpu::{NumaNode, Numbering, PlacementRefusal, Placer, Shape};
 use crate::pin::Enforcement;
+use crate::pod::ObjectName;
 use crate::pod::{self, CpuPreferences, Pod, Policy, Resources, recognized};
 
 /// 16 CPUs: 2 NUMA nodes of 4 cores with 2 threads each, siblings adjacent.
@@ -53,32 +54,9 @@ fn app(uid: &str, cpus: u64) -> Pod {
 /// Each pod looks at all assignments, so pods without CPUs must not be among them.
 #[test]
 fn only_owners_have_an_assignment_while_pods_are_placed() {
-    let topology = machine();
-    let placer = Placer::new(&topology);
     let pods = recognized((0..40).map(|number| app(&format!("p{number}"), 2)));
-    let (policy, preferences, devices) = (
-        Policy::default(),
-        CpuPreferences::default(),
-        BTreeMap::new(),
-    );
-    let inputs = DecisionInput {
-        context: DecisionContext {
-            topology: &topology,
-            placer: &placer,
-            memory_nodes: &topology.memory_nodes(),
-            reserved: &set("0-1"),
-            policy: &policy,
-            preferences: &preferences,
-            devices: &devices,
-            ids_settled: true,
-            suspended: None,
-            enforcement: Enforcement::Partition,
-        },
-        pods: &pods,
-        here: None,
-        moves: 0,
-        known: None,
-    };
+    let node = TestNode::new(machine(), set("0-1"));
+    let inputs = node.input(&pods);
     let requests = pods.iter().enumerate();
     let requests: Vec<PodRequest<'_>> = requests
         .map(|(index, pod)| PodRequest::new(index, pod, &inputs, &Ledger::default()))
@@ -94,6 +72,55 @@ fn only_owners_have_an_assignment_while_pods_are_placed() {
     assert_eq!((placing.assignments.len(), placing.notes.len()), (7, 33));
 }
 
+/// A node with the default policy and preferences.
+struct TestNode {
+    topology: Topology,
+    placer: Placer,
+    memory_nodes: CpuSet,
+    reserved: CpuSet,
+    policy: Policy,
+    preferences: CpuPreferences,
+    devices: BTreeMap<ObjectName, CpuSet>,
+}
+
+// === impl TestNode ===
+
+impl TestNode {
+    fn new(topology: Topology, reserved: CpuSet) -> Self {
+        Self {
+            placer: Placer::new(&topology),
+            memory_nodes: topology.memory_nodes(),
+            topology,
+            reserved,
+            policy: Policy::default(),
+            preferences: CpuPreferences::default(),
+            devices: BTreeMap::new(),
+        }
+    }
+
+    /// The input of decisions about pods that all have containers.
+    fn input<'a>(&'a self, pods: &'a [Arc<RecognizedPod>]) -> DecisionInput<'a> {
+        DecisionInput {
+            context: DecisionContext {
+                topology: &self.topology,
+                placer: &self.placer,
+                memory_nodes: &self.memory_nodes,
+                reserved: &self.reserved,
+                policy: &self.policy,
+                preferences: &self.preferences,
+                devices: &self.devices,
+                ids_settled: true,
+                suspended: None,
+                enforcement: Enforcement::Partition,
+            },
+            pods,
+            here: None,
+            known: None,
+            moves: 0,
+        }
+    }
+}
+
 fn decided(pods: &[Pod], ledger: &Ledger) -> Decisions {
     decided_on(&machine(), pods, ledger)
 }
@@ -103,31 +130,14 @@ fn decided_on(topology: &Topology, pods: &[Pod], ledger: &Ledger) -> Decisions {
 }
 
 fn decided_about(topology: &Topology, pods: &[Arc<RecognizedPod>], ledger: &Ledger) -> Decisions {
-    let placer = Placer::new(topology);
     let reserved = default_reserved(topology, &CpuSet::new());
-    let policy = Policy::default();
+    let node = TestNode::new(topology.clone(), reserved);
     let here = ["a", "b", "c"].into();
-    decide(
-        &DecisionInput {
-            context: DecisionContext {
-                topology,
-                placer: &placer,
-                memory_nodes: &topology.memory_nodes(),
-                reserved: &reserved,
-                policy: &policy,
-                preferences: &CpuPreferences::default(),
-                devices: &BTreeMap::new(),
-                ids_settled: true,
-                suspended: None,
-                enforcement: Enforcement::Partition,
-            },
-            moves: 0,
-            known: None,
-            pods,
-            here: Some(&here),
-        },
-        ledger,
-    )
+    let inputs = DecisionInput {
+        here: Some(&here),
+        ..node.input(pods)
+    };
+    decide(&inputs, ledger)
 }
 
 /// The pods in which every container owns CPUs.

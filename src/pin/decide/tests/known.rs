@@ -1,7 +1,6 @@
 //! What a pod keeps while its description is late, poorer or missing.
 
 use super::*;
-use crate::pin::Enforcement;
 use ContainerKind::{App, Init, Sidecar};
 
 /// What is known of pod `a` in a test: the source of its description, the containers that the runtime lists, and the CPUs of
@@ -41,25 +40,13 @@ fn decided_knowing(pods: &[Pod], claims: &[(&str, &str, &str)], facts: &Facts) -
         running: running.collect(),
     };
     let known = [("a", known)].into();
-    let topology = machine();
+    let node = TestNode::new(machine(), set("0-1"));
+    let pods = recognized(pods.iter().cloned());
     let here = ["a", "b"].into();
     let inputs = DecisionInput {
-        context: DecisionContext {
-            topology: &topology,
-            placer: &Placer::new(&topology),
-            memory_nodes: &topology.memory_nodes(),
-            reserved: &set("0-1"),
-            policy: &Policy::default(),
-            preferences: &CpuPreferences::default(),
-            devices: &BTreeMap::new(),
-            ids_settled: true,
-            suspended: None,
-            enforcement: Enforcement::Partition,
-        },
-        moves: 0,
-        pods: &recognized(pods.iter().cloned()),
         here: Some(&here),
         known: Some(&known),
+        ..node.input(&pods)
     };
     decide(&inputs, &ledger(claims))
 }

@@ -1,7 +1,6 @@
 //! Reserved CPUs, memory, init containers, and the CPUs on offer.
 
 use super::*;
-use crate::pin::Enforcement;
 
 #[test]
 fn default_reserved_cpus_are_a_core_that_nobody_owns() {
@@ -71,25 +70,9 @@ fn one_balanced_cpu_stays_shared_beside_isolated_reserved_cpus() {
         ..machine()
     };
     let decided = |reserved: &str, cpus: u64| {
-        let placer = Placer::new(&topology);
-        let inputs = DecisionInput {
-            context: DecisionContext {
-                topology: &topology,
-                placer: &placer,
-                memory_nodes: &topology.memory_nodes(),
-                reserved: &set(reserved),
-                policy: &Policy::default(),
-                preferences: &CpuPreferences::default(),
-                devices: &BTreeMap::new(),
-                ids_settled: true,
-                suspended: None,
-                enforcement: Enforcement::Partition,
-            },
-            moves: 0,
-            known: None,
-            pods: &recognized([app("a", cpus)]),
-            here: None,
-        };
+        let node = TestNode::new(topology.clone(), set(reserved));
+        let pods = recognized([app("a", cpus)]);
+        let inputs = node.input(&pods);
         decide(&inputs, &Ledger::default()).desired.shared()
     };
     // The administrator reserves isolated CPUs. All other pods would run unbalanced without the eighth CPU.
@@ -161,27 +144,11 @@ fn memory_follows_cpus_to_numa_nodes_with_memory() {
 #[test]
 fn memory_comes_only_from_numa_nodes_that_the_pods_may_use() {
     let topology = with_memory([4, 4, 4]);
-    let placer = Placer::new(&topology);
     let pods = recognized([app("a", 4), app("b", 2)]);
     let inputs = |memory_nodes: &str| {
-        let inputs = DecisionInput {
-            context: DecisionContext {
-                topology: &topology,
-                placer: &placer,
-                memory_nodes: &set(memory_nodes),
-                reserved: &set("0-1"),
-                policy: &Policy::default(),
-                preferences: &CpuPreferences::default(),
-                devices: &BTreeMap::new(),
-                ids_settled: true,
-                suspended: None,
-                enforcement: Enforcement::Partition,
-            },
-            moves: 0,
-            known: None,
-            pods: &pods,
-            here: None,
-        };
+        let mut node = TestNode::new(topology.clone(), set("0-1"));
+        node.memory_nodes = set(memory_nodes);
+        let inputs = node.input(&pods);
         let owners = ledger(&[("a", "main", "6-9"), ("b", "main", "10-11")]);
         memory(&decide(&inputs, &owners))
     };
@@ -194,28 +161,13 @@ fn memory_comes_only_from_numa_nodes_that_the_pods_may_use() {
 #[test]
 fn the_last_shared_cpu_is_never_assigned() {
     let topology = machine();
-    let placer = Placer::new(&topology);
+    let pods = recognized([app("a", topology.online.len() as u64 - 1), app("b", 1)]);
     // The configured reserved CPU is offline.
-    let reserved = set("1000");
-    let pods = [app("a", topology.online.len() as u64 - 1), app("b", 1)];
+    let node = TestNode::new(topology.clone(), set("1000"));
     let here = ["a", "b"].into();
     let inputs = DecisionInput {
-        context: DecisionContext {
-            topology: &topology,
-            placer: &placer,
-            memory_nodes: &topology.memory_nodes(),
-            reserved: &reserved,
-            policy: &Policy::default(),
-            preferences: &CpuPreferences::default(),
-            devices: &BTreeMap::new(),
-            ids_settled: true,
-            suspended: None,
-            enforcement: Enforcement::Partition,
-        },
-        moves: 0,
-        known: None,
-        pods: &recognized(pods),
         here: Some(&here),
+        ..node.input(&pods)
     };
     let decisions = decide(&inputs, &Ledger::default());
     let owned: Vec<usize> = decisions
