@@ -133,9 +133,9 @@ impl KnownPod<'_> {
         };
         match (
             self.keep_reason(container, &granted, own),
-            u32::try_from(own.len()),
+            self.kept_cpus(container, own),
         ) {
-            (Some(reason), Ok(cpus)) if cpus > 0 => Entitlement::Exclusive {
+            (Some(reason), cpus) if cpus > 0 => Entitlement::Exclusive {
                 cpus,
                 reason: reason.to_owned(),
             },
@@ -143,7 +143,29 @@ impl KnownPod<'_> {
         }
     }
 
-    /// Why a container keeps all CPUs that it owns, whatever its description grants.
+    /// How many of its CPUs a container keeps: all, unless the container runtime tells of a resize. The runtime knows the
+    /// container's own limit, and a limit below its CPUs takes the difference; a part of a CPU can't be exclusive.
+    fn kept_cpus(&self, container: &Container, own: &CpuSet) -> u32 {
+        let all = u32::try_from(own.len()).unwrap_or(u32::MAX);
+        let limit = container.resources.cpu_limit.filter(|limit| *limit > 0);
+        match (self.description, limit) {
+            (Description::RuntimeOnly | Description::Missing, Some(limit)) => {
+                let whole = if limit.is_multiple_of(1000) {
+                    limit / 1000
+                } else {
+                    0
+                };
+                let is_resized = limit < 1000 * u64::from(all);
+                u32::try_from(whole)
+                    .ok()
+                    .filter(|_| is_resized)
+                    .unwrap_or(all)
+            }
+            _ => all,
+        }
+    }
+
+    /// Why a container keeps CPUs that it owns, whatever its description grants.
     fn keep_reason(
         &self,
         container: &Container,
@@ -161,14 +183,8 @@ impl KnownPod<'_> {
             }
             Description::Awaited => (own.len() > granted.cpus() as usize)
                 .then_some("keeps its CPUs until the list of the node's pods is complete"),
-            // The runtime knows the container's own limit. A limit below its CPUs comes from a resize, and takes them.
-            Description::RuntimeOnly | Description::Missing => {
-                let limit = container.resources.cpu_limit;
-                let is_resized =
-                    limit.is_some_and(|limit| limit > 0 && limit < 1000 * own.len() as u64);
-                (granted.cpus() == 0 && !is_resized)
-                    .then_some("keeps its CPUs: only the container runtime describes the pod")
-            }
+            Description::RuntimeOnly | Description::Missing => (granted.cpus() == 0)
+                .then_some("keeps its CPUs: only the container runtime describes the pod"),
         }
     }
 

@@ -161,17 +161,20 @@ fn before_the_list_a_mate_without_a_limit_takes_nothing() {
     assert_eq!(cpus(&decisions), ["shared", "shared"]);
 }
 
-/// The runtime tells of a resize: nobody else may.
+/// The runtime tells of a resize: nobody else may. Beside a container without a limit, the pod does not look Guaranteed to it.
 #[test]
-fn with_the_runtime_alone_a_smaller_limit_takes_the_cpus() {
+fn with_the_runtime_alone_a_resize_takes_only_the_difference() {
     for (limit, expected) in [
         (500, &[][..]),
         (2000, &[("main", "2-3")]),
+        (2500, &[]),
         (4000, &[("main", "2-5")]),
     ] {
-        let running = facts(Description::RuntimeOnly, &[("main", "2-5")]);
-        let decisions = decided_knowing(&[of_runtime(&[("main", limit)])], &MAIN, &running);
-        assert_eq!(owned(&decisions), owners(expected), "{limit}");
+        for containers in [vec![("main", limit)], vec![("main", limit), ("log", 0)]] {
+            let running = facts(Description::RuntimeOnly, &[("main", "2-5")]);
+            let decisions = decided_knowing(&[of_runtime(&containers)], &MAIN, &running);
+            assert_eq!(owned(&decisions), owners(expected), "{containers:?}");
+        }
     }
 }
 
