@@ -373,7 +373,7 @@ mod tests {
     const PATIENCE: Duration = Duration::from_secs(60);
 
     #[tokio::test]
-    async fn what_is_gone_is_remove_watches_of() {
+    async fn the_watches_of_removed_directories_end() {
         let dir = tempfile::tempdir().unwrap();
         let root = dir.path().join("kubepods");
         std::fs::create_dir(&root).unwrap();

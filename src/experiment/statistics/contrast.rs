@@ -124,15 +124,17 @@ impl Design {
             .map(|logs| logs.map_or(1.0, |logs| logs.p_equal()))
             .collect();
         // The first step of Holm's method, which each primary question may have to pass.
-        let strictest = 1.0 - self.wrong() / contrasts.len() as f64;
+        let strictest = 1.0 - self.error_probability() / contrasts.len() as f64;
         for ((contrast, logs), p) in contrasts.iter_mut().zip(logs).zip(holm(&p)) {
             contrast.smallest_effect = logs.map(|logs| logs.detectable(strictest));
             contrast.verdict = match logs {
                 // Blocks enough, but no interval: a value of 0.
                 None if contrast.blocks.len() >= FEWEST_BLOCKS => None,
                 None => contrast.estimate.map(|_| Verdict::TooFew),
-                Some(logs) if p <= self.wrong() && logs.is_above_one() => Some(Verdict::More),
-                Some(_) if p <= self.wrong() => Some(Verdict::Less),
+                Some(logs) if p <= self.error_probability() && logs.is_above_one() => {
+                    Some(Verdict::More)
+                }
+                Some(_) if p <= self.error_probability() => Some(Verdict::Less),
                 Some(_) if contrast.is_within_margin => Some(Verdict::NoEffect),
                 Some(_) => Some(Verdict::NotDistinguishable),
             };

@@ -161,11 +161,11 @@ impl Design {
     /// The confidence of the intervals. An extendable experiment may be looked at twice, so each look has half of the
     /// probability of error (Bonferroni); this also holds if nobody extends it.
     pub fn confidence(&self) -> f64 {
-        1.0 - self.wrong()
+        1.0 - self.error_probability()
     }
 
     /// The probability of error in one look.
-    pub(super) fn wrong(&self) -> f64 {
+    pub(super) fn error_probability(&self) -> f64 {
         if self.extendable { WRONG / 2.0 } else { WRONG }
     }
 

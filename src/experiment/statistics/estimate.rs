@@ -40,7 +40,7 @@ pub struct Estimate {
 pub(super) struct Logs {
     /// The arithmetic mean.
     mean: f64,
-    /// The standard error of the mean: the sample's standard deviation by the root of the number of blocks.
+    /// The standard error of the mean: the sample's standard deviation divided by the root of the number of blocks.
     error: f64,
     /// Degrees of freedom: the number of blocks less one.
     freedom: usize,

@@ -1,4 +1,4 @@
-//! [`SpeedupPoint`]: how much more a larger case does, beside what it would do if nothing was lost.
+//! [`SpeedupPoint`]: how much faster a larger case is, beside the ideal.
 
 use serde::Serialize;
 
@@ -15,10 +15,10 @@ pub struct SpeedupPoint {
     pub case: usize,
     /// Its size, as given, for example the number of workers.
     pub size: f64,
-    /// The ideal speedup: the size by that of the base.
+    /// The ideal speedup: the size divided by that of the base.
     pub ideal: f64,
-    /// The values of the case by those of the base in the same blocks; exactly 1 for the base itself. `None` without blocks
-    /// that have both, and if the base made nothing.
+    /// The values of the case divided by those of the base in the same blocks; exactly 1 for the base itself. `None` without
+    /// blocks that have both, and if the base made nothing.
     pub speedup: Option<Estimate>,
     /// The blocks behind the speedup.
     pub blocks: usize,
