@@ -36,7 +36,8 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
-use pinfold::host::netns::{Netns, NetworkSwitch};
+use pinfold::host::netns::Netns;
+use pinfold::host::network_switch::NetworkSwitch;
 use pinfold::host::proc::thread_cpu_time;
 use pinfold::host::taskstats::Taskstats;
 

@@ -34,8 +34,8 @@
 //! | [`cli`] | arguments, subcommands, output | all above | contain logic |
 //!
 //! Cargo features, all on by default, leave parts out: `experiments` has [`experiment`], [`prometheus`] and `pinfold scene`;
-//! `reclaim` has `pinfold scene reclaim`; `demo` and `bench` have [`sandbox`] and their commands, `bench` with `experiments`;
-//! `top` has `pinfold top`;
+//! `reclaim` has `pinfold scene reclaim`; `demo` and `bench` have their commands and `sandbox`, which has [`sandbox`];
+//! `bench` also has `experiments`; `top` has `pinfold top`;
 //! `portforward` has `pinfold status` and port-forwards to the agents of a cluster. The agent's image is built without features.
 //!
 //! The pure modules (`text`, `cpu`, `pod`, `scene`, `experiment`) and the pure half of `pin` hold every decision. The others fetch, plan
@@ -124,7 +124,7 @@ pub mod pin;
 pub mod pod;
 #[cfg(feature = "experiments")]
 pub mod prometheus;
-#[cfg(any(feature = "demo", feature = "bench"))]
+#[cfg(feature = "sandbox")]
 pub mod sandbox;
 pub mod scene;
 pub mod text;

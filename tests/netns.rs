@@ -15,7 +15,8 @@ use std::net::{Ipv4Addr, TcpListener, TcpStream};
 use std::os::fd::AsFd;
 use std::time::{Duration, Instant};
 
-use pinfold::host::netns::{NetError, Netns, NetworkSwitch};
+use pinfold::host::netns::{NetError, Netns};
+use pinfold::host::network_switch::NetworkSwitch;
 
 const A: Ipv4Addr = Ipv4Addr::new(10, 77, 0, 1);
 const B: Ipv4Addr = Ipv4Addr::new(10, 77, 0, 2);

@@ -15,7 +15,8 @@ use std::net::Ipv4Addr;
 use std::process::{ChildStdout, Command};
 use std::time::{Duration, Instant};
 
-use pinfold::host::netns::{Netns, NetworkSwitch};
+use pinfold::host::netns::Netns;
+use pinfold::host::network_switch::NetworkSwitch;
 use pinfold::host::spawn::{Launcher, Process, Spawn, Stderr};
 use pinfold::sandbox::train::progress::{ProcessRole, ProgressLine};
 

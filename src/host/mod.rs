@@ -14,9 +14,10 @@ pub mod diag;
 pub mod file;
 pub mod knobs;
 pub mod limits;
-mod link;
 mod netlink;
 pub mod netns;
+#[cfg(feature = "sandbox")]
+pub mod network_switch;
 pub mod notify;
 pub mod pci;
 pub mod perf;
@@ -25,6 +26,7 @@ pub mod proc;
 pub mod rdma;
 pub mod resctrl;
 pub mod sockets;
+#[cfg(feature = "sandbox")]
 pub mod spawn;
 pub mod taskstats;
 pub mod topology;

@@ -1,13 +1,11 @@
-//! Network namespaces for local containers, joined by a bridge outside the host's namespace.
+//! Network namespaces: those of containers, which the metrics visit, and new ones for the demo.
 //!
-//! Only a file descriptor holds a namespace: no name under /run/netns, no bind mount, no process. The bridge lives in
-//! its own namespace. No interface, address, route or firewall rule of the host is touched. A namespace ends with its
-//! last open descriptor and its last process. The kernel then removes the namespace and every link inside, also if
-//! this program is killed.
+//! Only a file descriptor holds a new namespace: no name under /run/netns, no bind mount, no process. A namespace ends with
+//! its last open descriptor and its last process. The kernel then removes it and every link inside, also if this program is
+//! killed.
 
-use std::collections::BTreeSet;
 use std::fs::File;
-use std::future::Future;
+use std::io;
 use std::net::Ipv4Addr;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::fs::MetadataExt;
@@ -15,13 +13,8 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::thread;
 
+use nix::libc;
 use nix::sched::{CloneFlags, setns, unshare};
-
-pub use super::link::NetError;
-use super::link::{Links, Result};
-
-const BRIDGE: &str = "switch";
-const PREFIX: u8 = 24;
 
 /// A network namespace, kept alive by an open file. Clones refer to the same namespace.
 #[derive(Debug, Clone)]
@@ -39,14 +32,34 @@ pub struct NetnsRef {
     pub number: u64,
 }
 
-/// A bridge in a private namespace. Each container that joins gets its own namespace with an `eth0`.
-///
-/// Dropping the switch unplugs every container: each `eth0` vanishes with the bridge's end of the pair.
-#[derive(Debug)]
-pub struct NetworkSwitch {
-    namespace: Netns,
-    taken: BTreeSet<Ipv4Addr>,
+/// Why a network could not be made or entered.
+#[derive(Debug, thiserror::Error)]
+pub enum NetError {
+    /// The kernel refused.
+    #[error("cannot {operation} {subject}{remedy}")]
+    Refused {
+        /// The operation, as a verb.
+        operation: &'static str,
+        /// The operation's object.
+        subject: String,
+        /// The remedy after a colon; empty for an unknown cause.
+        remedy: &'static str,
+        /// The kernel's error.
+        #[source]
+        source: io::Error,
+    },
+    /// A container of the switch can't have the address.
+    #[error("cannot give a container the address {address}: {reason}")]
+    Address {
+        /// The address.
+        address: Ipv4Addr,
+        /// What is wrong with the address, and which address to use.
+        reason: &'static str,
+    },
 }
+
+/// The result of a network operation.
+pub(super) type Result<T, E = NetError> = std::result::Result<T, E>;
 
 // === impl Netns ===
 
@@ -82,20 +95,6 @@ impl Netns {
                 .map_err(|errno| NetError::new("enter", "a network namespace", errno))?;
             Ok(work())
         })
-    }
-
-    /// Like [`Netns::run`] with the namespace's links, which need an async runtime.
-    fn with_links<F>(&self, work: impl FnOnce(Links) -> F + Send) -> Result<()>
-    where
-        F: Future<Output = Result<()>>,
-    {
-        // The runtime is built before the namespace is entered. The first runtime of a process makes a pair of
-        // sockets for signals and keeps the pair for ever. A socket keeps the namespace of its creation alive.
-        let runtime = tokio::runtime::Builder::new_current_thread()
-            .enable_io()
-            .build()
-            .map_err(|source| NetError::new("start", "a runtime for netlink", source))?;
-        self.run(|| runtime.block_on(async { work(Links::open()?).await }))?
     }
 }
 
@@ -139,64 +138,31 @@ pub fn for_each_netns(namespaces: &[NetnsRef], mut work: impl FnMut(usize) + Sen
     })
 }
 
-// === impl NetworkSwitch ===
+// === impl NetError ===
 
-impl NetworkSwitch {
-    /// A bridge in a new namespace, set up, with no ports.
-    ///
-    /// # Errors
-    ///
-    /// See [`NetError`]: no privilege, or a kernel without bridges.
-    pub fn new() -> Result<Self> {
-        let namespace = Netns::new()?;
-        namespace.with_links(|links| async move { links.add_bridge(BRIDGE).await })?;
-        Ok(Self {
-            namespace,
-            taken: BTreeSet::new(),
-        })
-    }
-
-    /// A new namespace, plugged into the bridge. Its `lo` is up, and its `eth0` has the given address and a /24.
-    ///
-    /// # Errors
-    ///
-    /// The address is not a host's address in 10.0.0.0/8, is taken, or lies in another /24 than earlier addresses.
-    /// The kernel may also refuse (see [`NetError`]), and nothing stays behind then.
-    pub fn join(&mut self, address: Ipv4Addr) -> Result<Netns> {
-        self.check(address)?;
-        let container = Netns::new()?;
-        let port = format!("port{}", address.octets()[3]);
-        self.namespace.with_links(|links| {
-            let container = &container;
-            async move {
-                links
-                    .add_port(&port, BRIDGE, "eth0", container.as_fd())
-                    .await
+impl NetError {
+    /// Names the operation, and chooses the remedy by the kernel's error.
+    pub(super) fn new(
+        operation: &'static str,
+        subject: impl Into<String>,
+        source: impl Into<io::Error>,
+    ) -> Self {
+        let source = source.into();
+        let remedy = match source.raw_os_error() {
+            Some(libc::EPERM | libc::EACCES) => {
+                ": run as root, or with CAP_SYS_ADMIN and CAP_NET_ADMIN"
             }
-        })?;
-        container.with_links(|links| async move {
-            links.set_up("lo").await?;
-            links.add_address("eth0", address, PREFIX).await?;
-            links.set_up("eth0").await
-        })?;
-        self.taken.insert(address);
-        Ok(container)
-    }
-
-    fn check(&self, address: Ipv4Addr) -> Result<()> {
-        let [a, b, c, host] = address.octets();
-        let refuse = |reason| Err(NetError::Address { address, reason });
-        if a != 10 || host == 0 || host == 255 {
-            return refuse("use one from 10.x.y.1 to 10.x.y.254");
-        }
-        if self.taken.contains(&address) {
-            return refuse("another container of this switch has it");
-        }
-        match self.taken.first() {
-            Some(first) if first.octets()[..3] != [a, b, c] => refuse(
-                "it lies in another /24 than the first container of this switch, which could not reach it",
-            ),
-            _ => Ok(()),
+            Some(libc::EOPNOTSUPP | libc::EPROTONOSUPPORT | libc::EAFNOSUPPORT | libc::ENODEV) => {
+                ": this kernel has no such device; load the modules bridge and veth, or use a kernel built with \
+                 CONFIG_BRIDGE, CONFIG_VETH and CONFIG_NET_NS"
+            }
+            _ => "",
+        };
+        Self::Refused {
+            operation,
+            subject: subject.into(),
+            remedy,
+            source,
         }
     }
 }
@@ -212,4 +178,22 @@ fn in_thread<T: Send>(work: impl FnOnce() -> Result<T> + Send) -> Result<T> {
             .join()
             .unwrap_or_else(|panic| std::panic::resume_unwind(panic))
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_error_says_what_to_do() {
+        let by_errno = |errno| {
+            NetError::new("add", "bridge b", io::Error::from_raw_os_error(errno)).to_string()
+        };
+        assert_eq!(
+            by_errno(libc::EPERM),
+            "cannot add bridge b: run as root, or with CAP_SYS_ADMIN and CAP_NET_ADMIN"
+        );
+        assert!(by_errno(libc::EOPNOTSUPP).contains("CONFIG_BRIDGE"));
+        assert_eq!(by_errno(libc::EEXIST), "cannot add bridge b");
+    }
 }

@@ -165,14 +165,6 @@ impl Inventory {
         from.take_while(move |(of, _)| of == uid)
             .filter_map(|(_, id)| self.sandboxes.get(id))
     }
-
-    /// All pods.
-    pub fn pods(&self) -> Vec<Pod> {
-        self.sandboxes
-            .keys()
-            .filter_map(|id| self.pod(id))
-            .collect()
-    }
 }
 
 #[cfg(test)]
@@ -284,7 +276,6 @@ mod tests {
         inventory.put(sandbox("q"), container("3", "worker", "q"));
         assert_eq!(names(&inventory, "p"), ["proxy", "ps"]);
         assert_eq!(names(&inventory, "q"), ["worker"]);
-        assert_eq!(inventory.pods().len(), 2);
         inventory.remove("1");
         // The container starts again after a crash.
         inventory.put(sandbox("p"), container("4", "ps", "p"));

@@ -21,7 +21,7 @@ use nix::unistd::Pid;
 
 use super::train::progress::ProgressLine;
 use crate::host::cgroup::{Cgroups, Quota};
-use crate::host::netns::NetworkSwitch;
+use crate::host::network_switch::NetworkSwitch;
 use crate::host::spawn::{Launcher, Process, Spawn, Stderr};
 use crate::pod::{self, Pod, Qos};
 

@@ -4,7 +4,7 @@ use std::io::{Read, Write};
 use std::net::{Ipv4Addr, TcpListener, TcpStream};
 use std::time::{Duration, Instant};
 
-use pinfold::host::netns::NetworkSwitch;
+use pinfold::host::network_switch::NetworkSwitch;
 use serde_json::json;
 
 use crate::agent::patience;

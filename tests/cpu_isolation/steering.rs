@@ -8,7 +8,7 @@ use nix::mount::{MsFlags, mount};
 use nix::sched::{CloneFlags, unshare};
 use pinfold::host::cgroup::NoteSubject;
 use pinfold::host::knobs::{Knob, KnobKind, Knobs};
-use pinfold::host::netns::NetworkSwitch;
+use pinfold::host::network_switch::NetworkSwitch;
 use pinfold::pin::cpu_isolation::{CpuIsolationOptions, CpuIsolator};
 
 use super::isolation_input;

@@ -6,7 +6,8 @@ use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream};
 use std::process::Command;
 use std::time::{Duration, Instant};
 
-use pinfold::host::netns::{Netns, NetworkSwitch};
+use pinfold::host::netns::Netns;
+use pinfold::host::network_switch::NetworkSwitch;
 use pinfold::host::spawn::Launcher;
 
 use crate::agent::{Agent, Manifests, Settings, best_effort, metric, patience};

@@ -4,7 +4,8 @@ use std::io::{Read, Write};
 use std::net::{Ipv4Addr, TcpListener, TcpStream};
 use std::time::{Duration, Instant};
 
-use pinfold::host::netns::{Netns, NetworkSwitch};
+use pinfold::host::netns::Netns;
+use pinfold::host::network_switch::NetworkSwitch;
 
 use crate::agent::{Agent, Manifests, Settings, best_effort, metric, patience};
 use crate::kernel::kernel_tests;

@@ -4,7 +4,8 @@ use std::net::{Ipv4Addr, TcpStream};
 use std::process::Command;
 use std::time::{Duration, Instant};
 
-use pinfold::host::netns::{Netns, NetworkSwitch};
+use pinfold::host::netns::Netns;
+use pinfold::host::network_switch::NetworkSwitch;
 use pinfold::host::sockets::SocketTcpCounts;
 
 use crate::agent::{Manifests, Settings, best_effort, metric};
