@@ -2,7 +2,7 @@
 //! with the kubelet's packed assignment, each on the machine that its own choices have left. Then the bench counts
 //! Pinfold's forced splits over NUMA nodes, and the splits that one or two moves would remove. `cargo bench --bench
 //! churn`
-#![allow(clippy::unwrap_used, missing_docs)]
+#![allow(clippy::unwrap_used)]
 
 #[path = "../tests/placement/churn.rs"]
 mod churn;

@@ -6,7 +6,7 @@
 //! protocol. The last column shows the requests' cost for the server: the objects that a server before 1.34 reads from
 //! etcd. Two further lines have the lists of the busiest second, at the first start and after a restart of the API server, and
 //! the objects that the server reads from etcd for lists: with streaming lists and without.
-#![allow(clippy::unwrap_used, clippy::expect_used, missing_docs)]
+#![allow(clippy::unwrap_used, clippy::expect_used)]
 
 #[path = "../tests/cluster/agents.rs"]
 #[allow(dead_code, reason = "tests use the rest")]

@@ -1,7 +1,7 @@
 //! The cost of sampling the pods' TCP connections. An agent samples pods with private network namespaces every second
 //! and reports the used CPU time: first without connections, then with many connections in a pod.
 //! `PINFOLD_KERNEL_TESTS=1 cargo bench --bench connections`, as root
-#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, missing_docs)]
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 #[path = "../tests/support/agent.rs"]
 #[allow(dead_code, reason = "shared with tests")]

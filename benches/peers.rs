@@ -4,7 +4,7 @@
 //!
 //! The pods come from the tests' fake API server over TCP. Each way of reading has a process of its own, whose resident set is
 //! read before the request, and at its maximum until the addresses are there.
-#![allow(clippy::unwrap_used, clippy::expect_used, missing_docs)]
+#![allow(clippy::unwrap_used, clippy::expect_used)]
 
 #[path = "../tests/fakeapi/mod.rs"]
 mod fakeapi;

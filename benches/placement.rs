@@ -2,7 +2,7 @@
 //!
 //! The bench prints two tables with the spread over many free sets, including the worst known sets: for plain requests
 //! and for requests with preferences. Then divan measures single decisions.
-#![allow(clippy::unwrap_used, missing_docs)]
+#![allow(clippy::unwrap_used)]
 
 #[path = "../tests/placement/machines.rs"]
 mod machines;

@@ -10,7 +10,7 @@
 //!
 //! With `-- page`, the bench compares the writer of the page with the encoder of the crate `prometheus`. This part needs
 //! neither root nor `PINFOLD_KERNEL_TESTS`.
-#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, missing_docs)]
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 #[path = "../tests/support/agent.rs"]
 #[allow(dead_code, reason = "shared with tests")]

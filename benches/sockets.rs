@@ -2,7 +2,7 @@
 //! and as TCP segments, without and with the BPF programs, in turns in one run. Each packet is sent and received in the
 //! tree, so two programs run. A connection that has ever retransmitted needs more work for each segment.
 //! `PINFOLD_KERNEL_TESTS=1 cargo bench --bench sockets`, as root
-#![allow(clippy::unwrap_used, clippy::panic, missing_docs)]
+#![allow(clippy::unwrap_used, clippy::panic)]
 
 #[path = "../tests/support/gate.rs"]
 mod gate;

@@ -2,7 +2,7 @@
 //! processes in separate cgroups exchange a byte on one CPU. The events are software events of the kernel; hardware
 //! events also cost the writes to their registers. The bench also measures the memory of a container's counters in this
 //! process. `PINFOLD_KERNEL_TESTS=1 cargo bench --bench switches`, as root
-#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, missing_docs)]
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 #[path = "../tests/support/events.rs"]
 mod events;

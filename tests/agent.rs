@@ -2,6 +2,30 @@
 //!
 //! The tests need root, a cgroup hierarchy with cpuset and two CPUs. Plain `cargo test` leaves the tests to `tests/run` and
 //! names each. Every test makes a separate tree of pods and touches no further tree.
+//!
+//! | what holds | tests |
+//! |---|---|
+//! | A pod that appears is pinned, in every order of events and with every naming of cgroups. | `pinning` |
+//! | An assignment outlives its container, and ends with its pod or its annotation. | `assignment_end` |
+//! | What the reconciler owes the runtime: records before answers, deadlines, order, refusals, shutdown. | `reconciler`, `runtime_requests` |
+//! | The answer to each kind of creation is as recorded. | `create_answers` |
+//! | A description that comes late, or not at all, takes no CPUs away. | `late` |
+//! | A foreign write is counted once and repaired. | `drift` |
+//! | A refused write waits, and is tried again only after a change or by the timer. | `refused` |
+//! | What can't be read or written is named, and nothing is lost by it. | `records` |
+//! | On cgroup v2, the kernel keeps exclusive CPUs against everybody. | `partition` |
+//! | On cgroup v1, nested cgroups follow their container. | `nested` |
+//! | CPUs that go offline are not assigned, and return to every cgroup. | `hotplug`, `nested` |
+//! | The agent uses only the CPUs that the pods' top cgroup offers. | `offer` |
+//! | Threaded cgroups of a container do no harm. | `threaded` |
+//! | A restart, a kill or an upgrade moves nothing; months of events in minutes. | `restart`, `endurance`, `churn` |
+//! | `pinfold release` hands everything back. | `release` |
+//! | Beside a kubelet that assigns CPUs itself, the agent only observes. | `beside_kubelet` |
+//! | Pods, labels and peers come from the API server, also through its failures. | `api`, `scenes`, `peers` |
+//! | `/status`, `/metrics` and the probes serve whom they should, and end as they should. | `access`, `serving` |
+//! | Metrics of CPUs, threads and switches agree with other measurements. | `counters`, `switches`, `tasks` |
+//! | Real frameworks start with the thread counts that Pinfold gives. | `frameworks` |
+//! | An agent at rest costs nothing, and a full node fits into its memory. | `cost`, `full_node` |
 
 // A helper function that cannot do its work fails the calling test.
 #![allow(
@@ -36,10 +60,10 @@ mod runtime;
 
 #[path = "agent/access.rs"]
 mod access;
-#[path = "agent/answers.rs"]
-mod answers;
 #[path = "agent/api.rs"]
 mod api;
+#[path = "agent/assignment_end.rs"]
+mod assignment_end;
 #[path = "agent/beside_kubelet.rs"]
 mod beside_kubelet;
 #[path = "agent/churn.rs"]
@@ -48,6 +72,8 @@ mod churn;
 mod cost;
 #[path = "agent/counters.rs"]
 mod counters;
+#[path = "agent/create_answers.rs"]
+mod create_answers;
 #[path = "agent/drift.rs"]
 mod drift;
 #[path = "agent/endurance.rs"]
@@ -60,8 +86,6 @@ mod full_node;
 mod hotplug;
 #[path = "agent/late.rs"]
 mod late;
-#[path = "agent/life.rs"]
-mod life;
 #[path = "agent/nested.rs"]
 mod nested;
 #[path = "agent/offer.rs"]
@@ -72,8 +96,8 @@ mod partition;
 mod peers;
 #[path = "agent/pinning.rs"]
 mod pinning;
-#[path = "agent/preserved.rs"]
-mod preserved;
+#[path = "agent/reconciler.rs"]
+mod reconciler;
 #[path = "agent/records.rs"]
 mod records;
 #[path = "agent/refused.rs"]

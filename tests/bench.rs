@@ -445,7 +445,7 @@ fn a_kill_leaves_nothing_a_moment_later() {
 }
 
 #[test]
-fn who_owns_the_cgroups_already_is_named() {
+fn a_running_agent_is_named_as_the_owner_of_the_cgroups() {
     let Some(_alone) = kernel_tests() else { return };
     let links = BenchRemains::now(MARK).links;
     let mut command = Command::new(env!("CARGO_BIN_EXE_pinfold"));
@@ -519,7 +519,7 @@ fn a_plan_is_printed_and_nothing_done() {
 }
 
 #[test]
-fn what_makes_no_sense_is_refused_in_a_sentence() {
+fn senseless_arguments_are_refused_in_a_sentence() {
     for (arguments, says) in [
         (&["--dry-run", "--rounds", "0"][..], "--rounds"),
         (&["--dry-run", "--seconds", "0"], "--seconds"),

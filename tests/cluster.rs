@@ -1,4 +1,17 @@
 //! The Kubernetes API: the fake server held to recordings of a real one, and the module `cluster` against the fake.
+//!
+//! | what holds | tests |
+//! |---|---|
+//! | The fake API server answers as recordings of a real one. | `replay`, `admission` |
+//! | The follower of a node's pods survives every fault of the server and the connection. | `pods`, `connect` |
+//! | A slot has one holder, whatever happens to agents and server. | `claims`, `simulation`, `scenes` |
+//! | Labels and taints of the Node follow the plan, from install to uninstall. | `node`, `install_to_uninstall` |
+//! | A plan's status tells what the cluster does. | `plan_status` |
+//! | A parameter server is deleted only after its workers or its chief have succeeded. | `reclaim`, `reclaim_controller` |
+//! | Events are counted, limited, and block nobody. | `events` |
+//! | Reviews of callers stay for a bounded time. | `review` |
+//! | Peers and agents are found with the rights that the agent has in any case. | `peers`, `agents`, `forward` |
+//! | Commands that need a cluster answer, and name the remedy if they can't. | `scene_commands` |
 
 #![allow(
     clippy::unwrap_used,
@@ -22,15 +35,13 @@ mod agents;
 mod claims;
 #[path = "cluster/connect.rs"]
 mod connect;
-#[path = "cluster/day.rs"]
-mod day;
 #[path = "cluster/events.rs"]
 mod events;
 #[cfg(feature = "portforward")]
 #[path = "cluster/forward.rs"]
 mod forward;
-#[path = "cluster/live.rs"]
-mod live;
+#[path = "cluster/install_to_uninstall.rs"]
+mod install_to_uninstall;
 #[path = "cluster/node.rs"]
 mod node;
 #[path = "cluster/peers.rs"]
@@ -45,6 +56,8 @@ mod reclaim;
 mod reclaim_controller;
 #[path = "cluster/review.rs"]
 mod review;
+#[path = "cluster/scene_commands.rs"]
+mod scene_commands;
 #[path = "cluster/scenes.rs"]
 mod scenes;
 #[path = "cluster/simulation.rs"]

@@ -698,7 +698,7 @@ fn completions_are_scripts() {
 }
 
 #[test]
-fn what_config_prints_is_a_configuration() {
+fn the_output_of_config_is_a_valid_configuration() {
     let (_folder, first) = file(
         "first.yaml",
         "reserved: 0-1\npolicy:\n  selector: 'team in (ml, hpc)'\npodCgroups: [a, b/c]\n",

@@ -2,6 +2,11 @@
 //!
 //! A test moves the interrupts of the whole machine. The test runs only in a guest, where `PINFOLD_CPU_ISOLATION_TESTS=1`
 //! allows it: `PINFOLD_KERNEL_TESTS=1 PINFOLD_CPU_ISOLATION_TESTS=1 tests/vm/boot 6.12 -- target/…/deps/cpu_isolation-…`.
+//!
+//! | what holds | tests |
+//! |---|---|
+//! | Interrupts, workqueues and packet steering leave exclusive CPUs and return. | `files`, `steering`, `machine` |
+//! | Interference is the CPU time of those who interfere. | `interference` |
 
 #![allow(
     clippy::unwrap_used,

@@ -415,7 +415,7 @@ fn top_shows_what_the_demo_does() {
 }
 
 #[test]
-fn what_is_missing_is_said_in_a_sentence() {
+fn missing_cgroups_and_rights_are_named_with_exit_code_2() {
     let empty = tempfile::tempdir().unwrap();
     let root = empty.path().to_str().unwrap();
     if nix::unistd::geteuid().is_root() {

@@ -2,6 +2,16 @@
 //!
 //! Tests that need the real kernel or a program outside Debian's plain installation (kubectl, helm, buildah,
 //! systemd-analyze) run with `tests/run`. Plain `cargo test` skips and names these tests.
+//!
+//! | what holds | tests |
+//! |---|---|
+//! | The manifests, the chart and the unit are valid, and have the rights that the documentation names. | `manifests`, `unit` |
+//! | The chart renders what kustomize renders, and each value has an effect. | `chart`, `values` |
+//! | The policies keep an agent to its own Node. | `claims` |
+//! | The policy for thread counts computes what the agent computes. | `threads` |
+//! | The agent works with exactly the capabilities that it is given. | `agent` |
+//! | The images contain the binary and nothing else. | `image` |
+//! | A release has all its files. | `release`, `krew` |
 
 #![allow(
     clippy::unwrap_used,

@@ -2,6 +2,14 @@
 //!
 //! `PINFOLD_UPDATE_DOCS=1 cargo test --test docs` writes the sections that are generated from the code, for a look at
 //! `git diff`.
+//!
+//! | what holds | tests |
+//! |---|---|
+//! | What the pages say about commands, keys, metrics, annotations and alerts is generated from the code. | `commands`, `configuration`, `metrics`, `annotations`, `troubleshooting`, `chart`, `generated` |
+//! | Links lead somewhere, and examples are valid. | `links`, `examples` |
+//! | The specification names tests that exist. | `specification` |
+//! | The README stays a first page. | `readme` |
+//! | The guide to the end-to-end suite names its cases. | `live` |
 
 #![allow(
     clippy::unwrap_used,

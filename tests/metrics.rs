@@ -1,6 +1,14 @@
 //! The names of families, the exposition, the rules and the dashboard.
 //!
 //! `PINFOLD_RENEW=1 cargo test --test metrics` writes the files that are made from the code, for a look at `git diff`.
+//!
+//! | what holds | tests |
+//! |---|---|
+//! | Families are named by Prometheus' conventions, and the exposition of a known node is as recorded. | `names`, `golden` |
+//! | Rules, alerts and the dashboard use families that exist, and answer in a real Prometheus. | `rules`, `dashboard`, `prometheus` |
+//! | A report of a known experiment finds what is known. | `report` |
+//! | Ports of RDMA devices are counted once, for the node or the pod. | `rdma` |
+//! | Files that are generated from the code are up to date. | `renewed` |
 
 #![allow(
     clippy::unwrap_used,

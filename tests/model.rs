@@ -5,6 +5,15 @@
 //! real kernels. An agent either begins anew with each pass, or lives on while the container runtime waits for answers: then
 //! a pass yields at every point, and the agent is killed after every step. The tests explore all small histories, and larger
 //! histories at random; `PINFOLD_MODEL_EVENTS=5` and `PROPTEST_CASES=4000` go further.
+//!
+//! | what holds | tests |
+//! |---|---|
+//! | In every small history, each CPU has one owner and running containers stay. | `explore`, `requests_tests` |
+//! | The same in long random histories. | `random` |
+//! | Late, poor and missing descriptions take nothing away. | `late` |
+//! | The model agrees with real kernels. | `facts`, `kernel` |
+//! | The search finds the mistakes that planners make. | `mutants` |
+//! | Steps stay as recorded unless somebody means to change them. | `recorded` |
 
 #![allow(
     clippy::unwrap_used,

@@ -1,5 +1,13 @@
 //! Network metrics of pods on the real kernel: known traffic of real processes in real cgroups, compared with the
 //! counts.
+//!
+//! | what holds | tests |
+//! |---|---|
+//! | Bytes of a pod's sockets and interfaces are those that were sent. | `sockets`, `interfaces`, `traffic` |
+//! | Segments and retransmissions agree with the network's own counters. | `segments`, `tcp` |
+//! | Connections agree with `ss` and /proc. | `connections` |
+//! | Bytes between the pods of a job are those between their namespaces. | `peers` |
+//! | The committed BPF instructions are those of the committed source. | `program` |
 
 // A helper that fails also fails its calling test.
 #![allow(

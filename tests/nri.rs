@@ -2,6 +2,11 @@
 //!
 //! `tests/data/nri` has recordings of a few containers' lives: the messages from containerd to a plugin, the plugin's
 //! answers (written in Go with the protocol's official library), and the plugin's log.
+//!
+//! | what holds | tests |
+//! |---|---|
+//! | Every message of a real containerd is understood and answered. | `replay`, `pods` |
+//! | A runtime that breaks the protocol, and a plugin that is slow, do no harm. | `scenarios` |
 
 #![allow(
     clippy::unwrap_used,

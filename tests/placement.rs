@@ -1,4 +1,11 @@
 //! Placement against brute force, against the kubelet's own cases, and under churn.
+//!
+//! | what holds | tests |
+//! |---|---|
+//! | A placement is the best one, as every set of CPUs shows. | `requests`, `churn` |
+//! | Repacking moves no more owners than it must. | `repack` |
+//! | The kubelet's own cases have answers that are as good. | `kubelet` |
+//! | `pinfold place` answers people and programs. | `command` |
 
 // A helper function that cannot do its work fails the calling test.
 #![allow(clippy::unwrap_used, clippy::panic)]

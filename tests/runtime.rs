@@ -3,6 +3,12 @@
 //!
 //! The tests need root, a cgroup hierarchy with cpuset, two CPUs and the files that `tests/runtime/prepare` fetches.
 //! Plain `cargo test` skips the tests and names them; `tests/run` runs them.
+//!
+//! | what holds | tests |
+//! |---|---|
+//! | A container has its CPUs and variables before its first instruction. | `pinned` |
+//! | The plugin library gives a real runtime's container each adjustment. | `plugin` |
+//! | Without a plugin, the runtimes do what the other tests compare with. | `plain` |
 
 // A helper that fails also fails its calling test.
 #![allow(

@@ -1,4 +1,14 @@
 //! Scenes: plans, mistakes, slots, labels, and `pinfold scene`.
+//!
+//! | what holds | tests |
+//! |---|---|
+//! | A mistake in a plan is named with place and correction, here and by the API server. | `check`, `definition` |
+//! | Nodes get the labels of their slots, and random plans keep the rules. | `agent`, `properties` |
+//! | Labels that nodes already have become a plan. | `import` |
+//! | Rendered jobs are valid, and tell each task what it is. | `render` |
+//! | A simulation places each task as the scheduler would. | `simulate` |
+//! | A plan's status follows from plans, nodes and claims. | `plan_status` |
+//! | The commands answer, refuse and explain. | `command` |
 
 // A failure of a helper fails the test.
 #![allow(

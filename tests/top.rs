@@ -2,6 +2,11 @@
 //!
 //! The test serves recorded responses of a real agent (tests/data/top). `tests/demo.rs` runs the command against a real
 //! agent.
+//!
+//! | what holds | tests |
+//! |---|---|
+//! | The screen shows what agents report, and follows keys, signals and sizes. | `screens` |
+//! | Agents that misbehave are named, and hold up nobody. | `agents` |
 
 #![allow(
     clippy::unwrap_used,
@@ -104,7 +109,7 @@ fn one_frame_goes_into_a_pipe() {
 }
 
 #[test]
-fn who_is_away_is_named_and_holds_up_nobody() {
+fn an_absent_agent_is_named_and_delays_no_other() {
     let (_kept, silent) = mute();
     let (near, silent) = (
         format!("near={}", agent(STATUS.to_owned())),
@@ -155,7 +160,7 @@ fn who_is_away_is_named_and_holds_up_nobody() {
 }
 
 #[test]
-fn what_can_not_be_is_said() {
+fn impossible_arguments_are_refused_with_the_reason() {
     for (arguments, says) in [
         (&["--node", "127.0.0.1"][..], "pinfold top needs a terminal"),
         (
@@ -177,7 +182,7 @@ fn what_can_not_be_is_said() {
 }
 
 #[test]
-fn what_can_not_be_in_a_file_is_said_with_its_line() {
+fn mistakes_in_a_file_of_nodes_are_named_with_the_line() {
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("nodes");
     let path = file.to_str().unwrap();
@@ -229,7 +234,7 @@ fn asked(stream: &TcpStream) -> bool {
 }
 
 #[test]
-fn who_answers_without_end_or_sense_is_named_and_holds_up_nobody() {
+fn an_endless_or_senseless_answer_is_named_and_delays_no_other_agent() {
     let always = |head: &'static str, piece: Vec<u8>, pause: Duration| {
         stranger(move |mut stream| {
             if asked(&stream) && stream.write_all(head.as_bytes()).is_ok() {

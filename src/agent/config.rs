@@ -457,7 +457,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_printed_can_be_read() {
+    fn a_printed_configuration_reads_back_equal() {
         let config = Config {
             reserved: Some("0,64".parse().unwrap()),
             ..Config::default()

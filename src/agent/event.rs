@@ -16,9 +16,7 @@ pub(super) type StartReply = oneshot::Sender<Result<(), String>>;
 /// A source of pods. If both sources describe a pod, the API's description counts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum PodSource {
-    /// The API server.
     Api,
-    /// The folder of manifests.
     Folder,
 }
 
@@ -29,7 +27,6 @@ pub enum AgentEvent {
     Pods(PodsUpdate),
     /// The wait for the API server's first list has ended without a complete list. Passes then rely on the kernel's records.
     PodsWaitEnded,
-    /// The uid of this Node at the API server.
     Node(ApiUid),
     /// The NUMA nodes of the devices of pods.
     Devices(BTreeMap<ObjectName, CpuSet>),
@@ -43,7 +40,6 @@ pub enum AgentEvent {
         pod: Box<RuntimePod>,
         /// The container's name.
         container: String,
-        /// The receiver of the answer.
         reply: oneshot::Sender<CreateAnswer>,
     },
     /// The runtime request StartContainer. The container's cgroup exists, but its program has not begun.
@@ -66,7 +62,6 @@ pub enum AgentEvent {
     },
     /// Why changes in a watched tree are not noticed; `None` if all of it is watched.
     Watch {
-        /// The tree.
         tree: PathBuf,
         /// The problem, as a sentence with the remedy.
         problem: Option<String>,
@@ -100,7 +95,6 @@ impl AgentEvent {
 /// A change of a source's pods, with the errors of reading.
 #[derive(Debug)]
 pub struct PodsUpdate {
-    /// The source.
     pub source: PodSource,
     /// What has changed; `None` if only the errors have.
     pub change: Option<PodsChange>,
@@ -111,11 +105,9 @@ pub struct PodsUpdate {
 /// What has changed among a source's pods.
 #[derive(Debug, Clone)]
 pub enum PodsChange {
-    /// The complete list.
     Listed(BTreeMap<PodKey, Arc<Pod>>),
     /// A pod is new, or has another description.
     Applied(PodKey, Arc<Pod>),
-    /// A pod is gone.
     Deleted(PodKey),
 }
 
@@ -123,18 +115,13 @@ pub enum PodsChange {
 /// Earlier pods are served first.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub enum PodKey {
-    /// A pod of the API.
     Api {
-        /// Namespace.
         namespace: String,
-        /// Name.
         name: String,
         /// The API server's uid.
         uid: String,
     },
-    /// A pod of the folder.
     Folder {
-        /// The manifest.
         file: PathBuf,
         /// The pod's number in the manifest.
         number: usize,
@@ -146,7 +133,6 @@ pub enum PodKey {
 // === impl PodKey ===
 
 impl PodKey {
-    /// The key of a pod of the API.
     pub fn of_api(pod: &Pod) -> Self {
         let uid = pod.api_uid.as_ref().map(ToString::to_string);
         Self::Api {
@@ -211,7 +197,6 @@ impl RuntimePod {
     }
 }
 
-/// The answer to CreateContainer.
 #[derive(Debug, Clone, PartialEq)]
 pub struct CreateAnswer {
     /// The container's exclusive CPUs; `None` in the shared pool.
@@ -225,6 +210,5 @@ pub struct CreateAnswer {
     pub refused: Option<String>,
     /// Whether the container's pod counts as a training pod.
     pub training: bool,
-    /// The thread environment.
     pub threads: ThreadEnvironment,
 }

@@ -28,7 +28,6 @@ pub(super) struct EventQueue {
 // === impl EventQueue ===
 
 impl EventQueue {
-    /// A queue and its senders.
     pub(super) fn new() -> (EventSenders, Self) {
         let (runtime, of_runtime) = mpsc::unbounded_channel();
         let (others, of_others) = mpsc::channel(64);

@@ -179,7 +179,6 @@ pub fn read_pods(path: &Path) -> anyhow::Result<Vec<Pod>> {
     Ok(pods)
 }
 
-/// The pods in a manifest of a folder.
 fn read_entry(path: &Path) -> anyhow::Result<Vec<Pod>> {
     // Reading a pipe without a writer would never end.
     let strange = fs::metadata(path).is_ok_and(|kind| !kind.is_file());
@@ -191,7 +190,6 @@ fn read_entry(path: &Path) -> anyhow::Result<Vec<Pod>> {
     read_manifest(path)
 }
 
-/// The pods in a manifest file.
 fn read_manifest(path: &Path) -> anyhow::Result<Vec<Pod>> {
     let text = fs::read_to_string(path)
         .with_context(|| format!("can't read the manifest {}", path.display()))?;

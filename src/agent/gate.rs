@@ -141,7 +141,7 @@ mod tests {
     use crate::pod::{PodRole, Policy, RecognizedPod, ThreadPolicy, thread_environment};
 
     #[test]
-    fn who_is_owed_nothing_in_a_guaranteed_pod_passes() {
+    fn a_container_without_entitlement_in_a_guaranteed_pod_may_start() {
         let shared = Entitlement::Shared {
             reason: "CPU limit 0.5".to_owned(),
         };

@@ -29,7 +29,6 @@ struct PassTimes {
     error: Option<String>,
 }
 
-/// The health of the reconciler.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum Health {
     /// The first turn has not ended. The startup probe, or the service manager's start timeout, decides how long to wait.

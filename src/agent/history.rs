@@ -19,7 +19,6 @@ pub(super) struct History {
     /// Created containers whose StartContainer has no answer so far. Until the answer, only the
     /// runtime's own processes run in the container.
     waiting: BTreeSet<ContainerKey>,
-    /// Repaired drift.
     repaired: BTreeMap<String, Repaired>,
 }
 

@@ -24,7 +24,6 @@ pub trait Kernel {
     fn effective(&self, path: &str) -> anyhow::Result<Option<CpuSet>>;
     /// The text of a cgroup's assignment record.
     fn record_text(&self, path: &str) -> anyhow::Result<Option<String>>;
-    /// Whether a cgroup exists.
     fn exists(&self, path: &str) -> bool;
     /// The CPUs allowed for the kernel's work queues, if readable.
     fn workqueue_cpus(&self) -> Option<CpuSet>;

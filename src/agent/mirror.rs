@@ -62,7 +62,6 @@ pub(super) struct Mirror {
 // === impl CgroupChanges ===
 
 impl CgroupChanges {
-    /// Adds later changes.
     pub fn add(&mut self, later: Self) {
         self.paths.extend(later.paths);
         self.all |= later.all;

@@ -28,7 +28,6 @@ pub struct AgentNode {
     pub config: Config,
     /// The CPUs and NUMA nodes for which the topology was read.
     pub(super) hotplug_state: HotplugState,
-    /// The machine.
     pub topology: Topology,
     placer: Placer,
     /// The machine's present layout, for the snapshot.
@@ -45,7 +44,6 @@ pub struct AgentNode {
     pub reserved: CpuSet,
     /// How assignments are enforced.
     pub enforcement: Enforcement,
-    /// The cause of the enforcement.
     pub enforcement_cause: EnforcementCause,
     /// The reason for the enforcement, as a sentence.
     pub enforcement_reason: String,

@@ -17,7 +17,6 @@ struct PendingAssignment {
     until: Instant,
 }
 
-/// All pending assignments.
 #[derive(Debug, Default)]
 pub struct PendingAssignments {
     pending: Vec<PendingAssignment>,
@@ -26,7 +25,6 @@ pub struct PendingAssignments {
 // === impl PendingAssignments ===
 
 impl PendingAssignments {
-    /// The uids of pods with a pending assignment.
     pub(super) fn uids(&self) -> impl Iterator<Item = &str> {
         self.pending
             .iter()
@@ -67,7 +65,6 @@ impl PendingAssignments {
         });
     }
 
-    /// Adds the pending assignments to the ledger.
     #[doc(hidden)]
     pub fn enter(&self, ledger: &mut Ledger) {
         for assignment in &self.pending {

@@ -10,7 +10,6 @@ pub(super) struct PodLists {
     sources: BTreeSet<PodSource>,
     /// The sources whose first list has not come, or lacks pods.
     awaited: BTreeSet<PodSource>,
-    /// The sources that have sent a list.
     listed: BTreeSet<PodSource>,
 }
 
@@ -38,7 +37,6 @@ impl PodLists {
         }
     }
 
-    /// Whether any source lists pods.
     pub(super) fn exist(&self) -> bool {
         !self.sources.is_empty()
     }

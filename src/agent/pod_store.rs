@@ -42,7 +42,6 @@ pub struct PodStore {
     /// While the runtime is away: the container ids that the other sources gave when its connection was lost, by the pod's uid
     /// and the container's name. An id that has changed since then belongs to a container that the runtime has not reported.
     ids_at_loss: Option<BTreeMap<ContainerKey, String>>,
-    /// Which lists of pods are awaited.
     lists: PodLists,
 }
 
@@ -232,7 +231,6 @@ impl PodStore {
         new
     }
 
-    /// Takes the uid of the own Node.
     pub(super) fn take_node(&mut self, uid: ApiUid) {
         self.node = Some(uid);
         self.identify();
@@ -427,7 +425,6 @@ impl PodStore {
         Arc::clone(self.list.get_or_init(known))
     }
 
-    /// The pod with the given uid.
     pub(super) fn pod(&self, uid: &str) -> Option<Arc<RecognizedPod>> {
         let alone = PodKey::Runtime(uid.to_owned());
         let key = self.index.keys(uid).into_iter().next().unwrap_or(&alone);
@@ -456,7 +453,6 @@ impl PodStore {
             .collect()
     }
 
-    /// Whether the runtime has a container.
     pub(super) fn has(&self, uid: &str, container: &str) -> bool {
         self.runtime
             .get(uid)

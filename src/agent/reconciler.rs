@@ -60,7 +60,6 @@ pub(super) struct Reconciler {
     pub(super) published: watch::Sender<Option<Arc<Snapshot>>>,
     /// When which turn runs.
     pub(super) schedule: Schedule,
-    /// The report of the last CPU isolation.
     pub(super) cpu_isolation: Option<IsolationReport>,
     /// CPUs missing in all cgroups, with the time of discovery. CPUs that stay missing are lost.
     pub(super) missing: BTreeMap<u32, Instant>,

@@ -44,7 +44,6 @@ use crate::pod::{ObjectName, Pod};
 /// How long the shutdown waits for unwritten Events and for answers to the runtime, which take at most 1.5 s.
 const GRACE: Duration = Duration::from_millis(1800);
 
-/// A running agent.
 #[derive(Debug)]
 pub struct Agent {
     address: SocketAddr,
@@ -356,7 +355,6 @@ struct WatchedTree {
 // === impl WatchedTree ===
 
 impl WatchedTree {
-    /// The changed cgroups.
     fn changes(&self, changes: &WatchChanges) -> CgroupChanges {
         let cgroup = |directory: &PathBuf| {
             let below = directory.strip_prefix(&self.folder).ok()?;

@@ -23,7 +23,6 @@ const THROTTLE: u32 = 4;
 /// Why a turn runs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Trigger {
-    /// The agent has started.
     Start,
     /// A source of pods has changed.
     Pods,
@@ -46,11 +45,9 @@ pub(super) enum Trigger {
 pub(super) enum TurnExtent {
     /// One pod, for a runtime request. The turn publishes no snapshot, so a turn about all pods follows.
     Pod,
-    /// All pods of the node.
     AllPods,
 }
 
-/// How a turn ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum TurnOutcome {
     /// The turn is complete, and its result is published.
@@ -71,9 +68,7 @@ pub(super) enum TurnOutcome {
 pub(super) struct TurnReport {
     /// Why the turn ran.
     pub(super) trigger: Trigger,
-    /// The extent of the turn.
     pub(super) extent: TurnExtent,
-    /// How the turn ended.
     pub(super) outcome: TurnOutcome,
     /// How long the turn took.
     pub(super) duration: Duration,
@@ -224,7 +219,6 @@ impl Schedule {
         }
     }
 
-    /// The next action.
     pub(super) fn next(&mut self, now: Instant) -> NextAction {
         if !self.pods_synced {
             return NextAction::Wait(None);

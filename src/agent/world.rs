@@ -80,7 +80,6 @@ impl World {
         }
     }
 
-    /// The pods.
     pub fn pods(&self) -> &PodStore {
         &self.pods
     }
@@ -112,7 +111,6 @@ impl World {
         self.mirror.match_again(&self.pods, &changed);
     }
 
-    /// Takes the uid of the own Node.
     pub(super) fn take_node(&mut self, uid: ApiUid) {
         self.pods_mut().take_node(uid);
     }

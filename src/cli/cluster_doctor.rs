@@ -18,7 +18,6 @@ enum NodeVerdict {
     Bad,
 }
 
-/// The state of a node.
 #[derive(Debug, Serialize)]
 struct NodeFinding {
     node: String,

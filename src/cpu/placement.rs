@@ -114,7 +114,6 @@ pub struct Cost {
     pub split_cores: usize,
     /// NUMA nodes touched.
     pub numa: usize,
-    /// Sockets touched.
     pub sockets: usize,
     /// LLCs touched.
     pub llcs: usize,

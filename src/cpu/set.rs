@@ -41,18 +41,15 @@ pub enum ParseCpuSetError {
     /// An item that is neither an id nor a range.
     #[error("{item:?} in CPU list {list:?} is not a CPU id or a range: write something like 0-3,8")]
     NotANumber {
-        /// The item.
         item: String,
         /// The whole list.
         list: String,
     },
-    /// A stride that is not USED/GROUP.
     #[error(
         "{item:?} in CPU list {list:?} is not a valid stride: write RANGE:USED/GROUP with USED from 1 to GROUP; 0-15:2/4 means \
          the first two of every four CPUs"
     )]
     BadStride {
-        /// The item.
         item: String,
         /// The whole list.
         list: String,
@@ -60,7 +57,6 @@ pub enum ParseCpuSetError {
     /// A range with an end before the start.
     #[error("range {item:?} in CPU list {list:?} runs backwards: write the smaller id first")]
     Backwards {
-        /// The item.
         item: String,
         /// The whole list.
         list: String,
@@ -70,7 +66,6 @@ pub enum ParseCpuSetError {
         "{word:?} in CPU mask {mask:?} is not a word of up to eight hexadecimal digits, as in 00000000,0000ffff"
     )]
     NotAMaskWord {
-        /// The word.
         word: String,
         /// The whole mask.
         mask: String,
@@ -86,7 +81,6 @@ pub enum ParseCpuSetError {
         "CPU id in {item:?} of CPU list {list:?} is larger than {MAX_CPU}, the largest that Linux has"
     )]
     TooLarge {
-        /// The item.
         item: String,
         /// The whole list.
         list: String,
@@ -200,7 +194,6 @@ impl CpuSet {
         there
     }
 
-    /// Whether the CPU is in the set.
     pub fn contains(&self, cpu: u32) -> bool {
         let (word, bit) = place(cpu);
         self.words.get(word).is_some_and(|w| w & bit != 0)
@@ -211,7 +204,6 @@ impl CpuSet {
         self.words.iter().map(|w| w.count_ones() as usize).sum()
     }
 
-    /// Whether the set holds no CPU.
     pub fn is_empty(&self) -> bool {
         self.words.is_empty()
     }
@@ -283,7 +275,6 @@ impl CpuSet {
                 .all(|(a, b)| a & !b == 0)
     }
 
-    /// Whether the sets have no CPU in common.
     pub fn is_disjoint(&self, other: &Self) -> bool {
         self.words.iter().zip(&other.words).all(|(a, b)| a & b == 0)
     }

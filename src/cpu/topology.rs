@@ -21,9 +21,7 @@ use super::CpuSet;
 pub struct Cpu {
     /// The kernel's id.
     pub id: u32,
-    /// The CPU's core.
     pub core: Option<u32>,
-    /// The CPU's socket.
     pub socket: Option<u32>,
     /// The CPU's NUMA node, by the kernel's id.
     pub numa: Option<u32>,
@@ -61,7 +59,6 @@ pub struct NumaNode {
 /// The CPUs of a machine.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Default)]
 pub struct Topology {
-    /// Online CPUs.
     pub online: CpuSet,
     /// Present, but offline CPUs.
     pub offline: CpuSet,
@@ -80,13 +77,11 @@ pub struct Topology {
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Layout {
-    /// The CPUs of each core.
     pub cores: Vec<CpuSet>,
     /// The CPUs of each last-level cache.
     pub llcs: Vec<CpuSet>,
     /// The CPUs of each NUMA node with CPUs, by the kernel's id.
     pub numa: BTreeMap<u32, CpuSet>,
-    /// The CPUs of each socket.
     pub sockets: Vec<CpuSet>,
 }
 
@@ -95,7 +90,6 @@ pub struct Layout {
 /// Lists may be in any order and repeat, and may name CPUs that are not online.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct TopologyFacts {
-    /// Online CPUs.
     pub online: CpuSet,
     /// Present, but offline CPUs.
     pub offline: CpuSet,
@@ -109,7 +103,6 @@ pub struct TopologyFacts {
     pub llcs: Vec<CpuSet>,
     /// CPUs by the kind of core.
     pub kinds: Vec<(CoreKind, CpuSet)>,
-    /// The NUMA nodes.
     pub numa: Vec<NumaNode>,
 }
 
@@ -363,15 +356,11 @@ fn number(lists: &[CpuSet], online: &CpuSet) -> BTreeMap<u32, u32> {
 /// An invented machine with groups of equal size, for tests, benches and the demo.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Shape {
-    /// Sockets in the machine.
     pub sockets: u32,
-    /// NUMA nodes in a socket.
     pub numa_per_socket: u32,
     /// LLCs in a NUMA node.
     pub llcs_per_numa: u32,
-    /// Cores under an LLC.
     pub cores_per_llc: u32,
-    /// CPUs on a core.
     pub threads_per_core: u32,
     /// The order of CPU ids.
     pub numbering: Numbering,

@@ -26,7 +26,6 @@ pub struct ImportError(String);
 /// The second spelling of the scene's key. Nodes may have both spellings.
 const SCENE: &str = "SCENE";
 
-/// A scene and a case.
 type CaseKey = (String, String);
 
 /// The servers of one type, by index, each with the name of its node.
@@ -93,7 +92,6 @@ pub fn import(nodes: &[Node], name: &str) -> Result<Imported, Vec<ImportError>> 
     Ok(Imported { plans, notes })
 }
 
-/// The keys of the nodes' labels.
 fn label_keys(nodes: &[Node]) -> LabelKeys {
     let mut keys = LabelKeys::default();
     let is_used = |key: &str| nodes.iter().any(|node| node.labels.contains_key(key));

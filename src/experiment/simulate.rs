@@ -183,7 +183,6 @@ impl<'a> Scheduler<'a> {
             .ok_or_else(|| reasons.join("; "))
     }
 
-    /// Adds a task to the use of a node.
     fn add_use(&mut self, needs: &TaskNeeds<'_>, node: &'a str) {
         let given = self.given.entry(node).or_default();
         given.tasks += 1;
@@ -268,7 +267,6 @@ fn satisfying(selector: &NodeSelector) -> BTreeMap<String, String> {
     labels
 }
 
-/// The needs of a task on its node.
 struct TaskNeeds<'a> {
     plan: &'a ScenePlan,
     role: &'a str,

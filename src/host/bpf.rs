@@ -36,7 +36,6 @@ pub enum BpfError {
          locked memory)"
     )]
     NotPermitted {
-        /// The operation.
         operation: &'static str,
         /// The kernel's error.
         source: io::Error,
@@ -58,17 +57,14 @@ pub enum BpfError {
          needed{says}"
     )]
     Unsupported {
-        /// The operation.
         operation: &'static str,
         /// The last line of the verifier's log.
         says: String,
         /// The kernel's error.
         source: io::Error,
     },
-    /// Any other error.
     #[error("can't {operation}")]
     Other {
-        /// The operation.
         operation: &'static str,
         /// The kernel's error.
         source: io::Error,

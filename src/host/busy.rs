@@ -98,10 +98,8 @@ pub struct CpuTimes {
     pub run_slices: Option<RunSlices>,
 }
 
-/// The run time of tasks on a CPU.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct RunSlices {
-    /// The sum of all ended slices.
     pub ended: Duration,
     /// The longest possible duration of the current slice.
     pub current: Duration,

@@ -24,9 +24,8 @@ use super::netlink::{self, NetlinkMessage, number32, number64};
 const TIMEOUT: Duration = Duration::from_secs(2);
 
 named! {
-    /// The state of a connection, with the kernel's number.
+    /// The state of a connection, with the kernel's number and the names of RFC 9293.
     #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
-    #[allow(missing_docs, reason = "they are the names of RFC 9293")]
     pub enum TcpState {
         Established = 1 => "established",
         SynSent = 2 => "syn_sent",
@@ -44,13 +43,10 @@ named! {
 /// A TCP connection at the time of the request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct TcpConnection {
-    /// The connection's state.
     pub state: TcpState,
     /// The socket's number (cookie). No later socket gets the same number until the next boot.
     pub cookie: u64,
-    /// The local address.
     pub local: IpAddr,
-    /// The remote address.
     pub remote: IpAddr,
     /// The id of the cgroup (version 2) in which the socket was made. Linux reports the id since
     /// 5.9. Connections in the states `TIME_WAIT` and `SYN_RECV` have no id.
@@ -72,7 +68,6 @@ pub struct TcpMeasurements {
     pub buffer_limited: u64,
     /// Bytes sent and acknowledged. The kernel counts SYN and FIN as a byte each.
     pub acknowledged: u64,
-    /// Bytes received.
     pub received: u64,
 }
 

@@ -16,7 +16,6 @@ pub enum FileError {
     /// Reading failed.
     #[error("can't read {}", path.display())]
     Read {
-        /// The file.
         path: PathBuf,
         /// The kernel's error.
         source: io::Error,
@@ -24,9 +23,7 @@ pub enum FileError {
     /// Writing failed. The kernel takes a write whole or not at all.
     #[error("can't write {data:?} to {}", path.display())]
     Write {
-        /// The file.
         path: PathBuf,
-        /// The data of the write.
         data: String,
         /// The kernel's error.
         source: io::Error,
@@ -41,7 +38,6 @@ impl FileError {
         is_gone(self.kernel_error())
     }
 
-    /// The kernel's error.
     pub fn kernel_error(&self) -> &io::Error {
         let (Self::Read { source, .. } | Self::Write { source, .. }) = self;
         source
@@ -115,12 +111,9 @@ pub fn write(path: &Path, data: &str) -> Result<(), FileError> {
         })
 }
 
-/// An entry of a directory.
 #[derive(Debug)]
 pub(super) struct DirectoryEntry {
-    /// The entry's name.
     pub name: String,
-    /// The inode of the file or directory.
     pub inode: u64,
     /// Whether the entry is a directory. A link is no directory.
     pub is_directory: bool,
@@ -144,7 +137,6 @@ pub(super) fn list(directory: &Path) -> io::Result<Vec<DirectoryEntry>> {
     Ok(entries)
 }
 
-/// The names of the directories among the entries of a directory.
 pub(super) fn directory_names(entries: Vec<DirectoryEntry>) -> Vec<String> {
     let directories = entries.into_iter().filter(|entry| entry.is_directory);
     directories.map(|entry| entry.name).collect()
@@ -293,7 +285,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_there_is_nothing_and_what_cannot_be_read_is_an_error() {
+    fn a_missing_file_is_none_and_an_unreadable_one_an_error() {
         let dir = tempfile::tempdir().unwrap();
         let mut reader = Reader::default();
         assert!(reader.open(dir.path().join("none")).unwrap().is_none());

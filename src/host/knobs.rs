@@ -48,7 +48,6 @@ pub enum Knob {
 /// The kind of work whose CPUs a knob sets.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum KnobKind {
-    /// Interrupts.
     Irqs,
     /// Unbound work queues.
     Workqueues,
@@ -63,7 +62,6 @@ pub enum KnobKind {
 pub struct KnobValues {
     /// The kinds of knobs of which each value could be read.
     pub kinds: BTreeSet<KnobKind>,
-    /// The value of each knob.
     pub values: BTreeMap<Knob, CpuSet>,
     /// Knobs that exist and could not be read, each with the reason.
     pub unreadable: BTreeMap<Knob, String>,
@@ -99,7 +97,6 @@ enum KnobError {
 // === impl Knob ===
 
 impl Knob {
-    /// The knob's kind.
     pub fn kind(&self) -> KnobKind {
         match self {
             Self::Irq(_) | Self::NewIrqs => KnobKind::Irqs,
@@ -126,7 +123,6 @@ impl fmt::Display for Knob {
 // === impl KnobKind ===
 
 impl KnobKind {
-    /// All kinds.
     pub const ALL: [Self; 4] = [
         Self::Irqs,
         Self::Workqueues,

@@ -17,7 +17,6 @@ const MAX_PROC_HANDLES: usize = MAX_CGROUP_FILES / 8;
 /// The number of files that may stay open.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct OpenFileLimits {
-    /// Files of cgroups.
     pub cgroups: usize,
     /// Descriptors of entries in /proc.
     pub proc_handles: usize,

@@ -39,10 +39,8 @@ pub(super) fn send(socket: &OwnedFd, message: &[u8]) -> io::Result<()> {
     Ok(())
 }
 
-/// A message that was received.
 #[derive(Debug)]
 pub(super) struct NetlinkMessage<'a> {
-    /// The message's kind.
     pub kind: u16,
     /// The sequence number of the request that the message answers.
     pub sequence: u32,
@@ -70,7 +68,6 @@ impl<'a> NetlinkMessage<'a> {
         number32(self.content, 0).map_or(0, u32::cast_signed)
     }
 
-    /// The error that the message reports.
     pub(super) fn error(&self) -> io::Error {
         io::Error::from_raw_os_error(self.code().saturating_neg())
     }
@@ -84,7 +81,6 @@ pub(super) fn take_attribute<'a>(bytes: &mut &'a [u8]) -> Option<(u16, &'a [u8])
     Some(attribute)
 }
 
-/// A message to send.
 pub(super) fn message(kind: u16, flags: u16, sequence: u32, content: &[u8]) -> io::Result<Vec<u8>> {
     let length = u32::try_from(HEADER + content.len()).map_err(io::Error::other)?;
     let mut message = length.to_ne_bytes().to_vec();

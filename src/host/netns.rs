@@ -35,7 +35,6 @@ pub struct NetnsRef {
 /// Why a network could not be made or entered.
 #[derive(Debug, thiserror::Error)]
 pub enum NetError {
-    /// The kernel refused.
     #[error("cannot {operation} {subject}{remedy}")]
     Refused {
         /// The operation, as a verb.
@@ -51,7 +50,6 @@ pub enum NetError {
     /// A container of the switch can't have the address.
     #[error("cannot give a container the address {address}: {reason}")]
     Address {
-        /// The address.
         address: Ipv4Addr,
         /// What is wrong with the address, and which address to use.
         reason: &'static str,

@@ -160,7 +160,6 @@ impl Links {
         ))
     }
 
-    /// Sets a link up.
     pub(super) async fn set_up(&self, name: &str) -> Result<()> {
         let message = LinkUnspec::new_with_name(name).up().build();
         let set = self.handle.link().set(message).execute().await;

@@ -179,7 +179,6 @@ pub enum PerfError {
     /// A further error, for example too many open files.
     #[error("can't open counters on CPU {cpu}; if too many files are open, raise LimitNOFILE")]
     Open {
-        /// The CPU.
         cpu: u32,
         /// The kernel's error.
         source: io::Error,
@@ -187,7 +186,6 @@ pub enum PerfError {
     /// Open counters can't be read.
     #[error("can't read the counters of CPU {cpu}")]
     Read {
-        /// The CPU.
         cpu: u32,
         /// The kernel's error.
         source: io::Error,
@@ -212,7 +210,6 @@ pub struct CounterGroup {
     cpu: u32,
     /// The descriptors of the counters. A read of the first descriptor returns all counts.
     files: Vec<File>,
-    /// Whether each event was opened.
     has: [bool; EVENTS],
 }
 
@@ -258,7 +255,6 @@ impl CounterGroup {
         }
     }
 
-    /// Whether the CPU has each event.
     pub fn has(&self) -> [bool; EVENTS] {
         self.has
     }
@@ -379,7 +375,7 @@ mod tests {
     }
 
     #[test]
-    fn what_has_ended_is_no_reading() {
+    fn an_ended_or_malformed_group_gives_no_reading() {
         for words in [
             &[][..],
             &[4],

@@ -31,7 +31,6 @@ const DEADLINE: Duration = Duration::from_secs(5);
 /// status Unknown.
 const GATE_OFF: &str = "API GetAllocatableResources disabled";
 
-/// The devices of one container.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct ContainerDevices {
     /// The pod's namespace.
@@ -83,16 +82,10 @@ pub struct PodResources {
 pub enum DevicesError {
     /// The call to the kubelet failed.
     #[error("can't ask the kubelet on {}", socket.display())]
-    Call {
-        /// The socket.
-        socket: PathBuf,
-        /// The call's error.
-        source: CallError,
-    },
+    Call { socket: PathBuf, source: CallError },
     /// The kubelet's answer can't be decoded.
     #[error("the kubelet's answer on {} can't be read", socket.display())]
     Answer {
-        /// The socket.
         socket: PathBuf,
         /// The decoder's error.
         source: DecodeError,
@@ -117,7 +110,6 @@ impl PodResources {
         Self { deadline, ..self }
     }
 
-    /// The socket.
     pub fn socket(&self) -> &Path {
         &self.socket
     }

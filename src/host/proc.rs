@@ -45,7 +45,6 @@ pub struct SchedulerCounts {
     pub run_delay: u64,
 }
 
-/// CPU time that the calling thread has used.
 pub fn thread_cpu_time() -> Duration {
     clock_gettime(ClockId::CLOCK_THREAD_CPUTIME_ID)
         .map(Duration::from)

@@ -45,7 +45,6 @@ pub const COUNTERS: [&str; 21] = [
     "VL15_dropped",
 ];
 
-/// A port of a device.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct RdmaPort {
     /// The device's name, like `mlx5_0`.
@@ -93,7 +92,6 @@ impl DeviceDirectory {
         genuine.then_some(Self(directory))
     }
 
-    /// A path to the open directory.
     pub fn path(&self) -> PathBuf {
         PathBuf::from(format!("/proc/self/fd/{}", self.0.as_raw_fd()))
     }

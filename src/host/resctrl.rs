@@ -29,7 +29,6 @@ pub enum ResctrlError {
     /// A group can't be made or removed, or the groups can't be listed.
     #[error("can't make, remove or list {}", path.display())]
     Directory {
-        /// The directory.
         path: PathBuf,
         /// The kernel's error.
         source: io::Error,
@@ -37,7 +36,6 @@ pub enum ResctrlError {
     /// The kernel refuses to bind a group to the CPUs.
     #[error("the kernel does not bind a monitoring group to {}: {says}", cpus.in_words())]
     Refused {
-        /// The CPUs.
         cpus: CpuSet,
         /// The kernel's reason, from `info/last_cmd_status`.
         says: String,
@@ -48,7 +46,6 @@ pub enum ResctrlError {
     /// A file holds unexpected text.
     #[error("{} holds {text:?}, which can't be read", path.display())]
     Unreadable {
-        /// The file.
         path: PathBuf,
         /// The file's text.
         text: String,
@@ -58,7 +55,6 @@ pub enum ResctrlError {
 /// The result of an operation on groups.
 type Result<T, E = ResctrlError> = std::result::Result<T, E>;
 
-/// The value of a counter.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Count {
     /// A number of bytes.
@@ -72,7 +68,6 @@ pub enum Count {
 /// The counters of a group for a single last-level cache. `None` marks a counter that the CPU lacks.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct CacheCounters {
-    /// The cache's id.
     pub id: String,
     /// Bytes of the cache in use by the group.
     pub occupancy: Option<Count>,

@@ -32,7 +32,6 @@ use super::cgroup::{CgroupError, Cgroups, Unified, ignore_gone, is_below};
 use super::file;
 use program::program;
 
-/// The traffic in a direction.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct TrafficCount {
     /// Bytes, including the IP header.
@@ -55,9 +54,7 @@ pub struct SocketTcpCounts {
 /// The traffic of a cgroup's sockets since counting began.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct SocketTraffic {
-    /// Received traffic.
     pub receive: TrafficCount,
-    /// Sent traffic.
     pub transmit: TrafficCount,
     /// TCP segments and timeouts of the sent traffic.
     pub tcp: SocketTcpCounts,
@@ -88,7 +85,6 @@ pub struct SocketSample {
     pub pods: HashMap<String, SocketTraffic>,
     /// Whether packets found no free entry since the last reading, because the map is full.
     pub overflowed: bool,
-    /// The number of entries in use.
     pub entries: usize,
 }
 
@@ -109,7 +105,6 @@ pub enum SocketsError {
         /// The directory in which cgroup v2 was searched.
         root: PathBuf,
     },
-    /// The mount shows only a part of the hierarchy.
     #[error(
         "{} shows only a part of the node's cgroup hierarchy, because of a cgroup namespace: mount the node's whole \
          hierarchy there",
@@ -151,7 +146,6 @@ const ROOT_ID: u64 = 1;
 // === impl SocketTraffic ===
 
 impl SocketTraffic {
-    /// Adds the counts of an entry.
     fn add(&mut self, counts: TrafficCounts) {
         let [
             received,

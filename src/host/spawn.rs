@@ -173,7 +173,6 @@ impl Drop for Launcher {
 // === impl Process ===
 
 impl Process {
-    /// The process id.
     pub fn pid(&self) -> u32 {
         self.child.id()
     }

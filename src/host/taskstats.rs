@@ -173,7 +173,6 @@ fn request_message(
     netlink::message(family, REQUEST, sequence, &content)
 }
 
-/// The value of the first attribute of a kind.
 fn attribute(mut attributes: &[u8], kind: u16) -> Option<&[u8]> {
     loop {
         let (found, value) = netlink::take_attribute(&mut attributes)?;

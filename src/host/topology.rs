@@ -39,7 +39,6 @@ pub enum TopologyError {
     /// A file holds no CPU ids where CPU ids are expected.
     #[error("{} should hold CPU ids, and holds {text:?}", path.display())]
     Cpus {
-        /// The file.
         path: PathBuf,
         /// The file's text.
         text: String,
@@ -49,9 +48,7 @@ pub enum TopologyError {
     /// A file has content that no kernel writes.
     #[error("{} should hold {expected}, and holds {text:?}", path.display())]
     Malformed {
-        /// The file.
         path: PathBuf,
-        /// The expected content.
         expected: &'static str,
         /// The file's text.
         text: String,
@@ -64,7 +61,6 @@ pub enum OnlineError {
     /// The file could not be read.
     #[error("cannot read the host's online CPUs from {}: mount sysfs there", path.display())]
     Read {
-        /// The file.
         path: PathBuf,
         /// The kernel's error.
         source: io::Error,
@@ -72,7 +68,6 @@ pub enum OnlineError {
     /// The file does not hold a CPU list.
     #[error("{} does not hold a CPU list", path.display())]
     Parse {
-        /// The file.
         path: PathBuf,
         /// The parser's error.
         source: ParseCpuSetError,

@@ -31,7 +31,6 @@ pub struct Watch {
     events: EventStream<[u8; 4096]>,
     watches: Watches,
     covered: HashMap<PathBuf, WatchedDirectory>,
-    /// The directory of each inotify watch.
     directories: HashMap<WatchDescriptor, PathBuf>,
     /// Why a directory could not be watched, for example because the limit of inotify watches was
     /// reached. The next change of the directories triggers another attempt, and so does
@@ -43,7 +42,6 @@ pub struct Watch {
 /// limit may be raised, or another program may end, without any change of the directories.
 const RETRY: Duration = Duration::from_secs(30);
 
-/// A watched directory.
 #[derive(Debug)]
 struct WatchedDirectory {
     inode: u64,
@@ -57,7 +55,6 @@ struct WatchedDirectory {
 type FoundDirectories = HashMap<PathBuf, (u64, Option<OsString>)>;
 
 impl WatchedDirectory {
-    /// Removes the directory's watches.
     fn remove_watches(
         &mut self,
         watches: &mut Watches,
@@ -71,7 +68,6 @@ impl WatchedDirectory {
     }
 }
 
-/// What has changed in a watched tree.
 #[derive(Debug, Default)]
 pub struct WatchChanges {
     /// The directories in which a file was written, or an entry came or went.
@@ -463,7 +459,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn what_is_renamed_stays_watched() {
+    async fn a_renamed_directory_stays_watched() {
         let dir = tempfile::tempdir().unwrap();
         let root = dir.path();
         std::fs::create_dir(root.join("x")).unwrap();

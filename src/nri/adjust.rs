@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use super::proto;
+use super::proto::{self, OptionalInt64, OptionalUInt64};
 use crate::cpu::CpuSet;
 
 /// Changes to a container's CPUs. `None` and the empty set change nothing.
@@ -12,6 +12,17 @@ pub struct CpuChange {
     pub cpus: Option<CpuSet>,
     /// The NUMA nodes of the container's memory.
     pub mems: Option<CpuSet>,
+    /// The quota. The pod's own cgroup keeps the kubelet's quota, which throttles too.
+    pub quota: Option<QuotaChange>,
+}
+
+/// A CPU quota for each period.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct QuotaChange {
+    /// Microseconds of CPU time.
+    pub quota: i64,
+    /// The period in microseconds.
+    pub period: u64,
 }
 
 /// Changes to a container that is being created. The default changes nothing.
@@ -44,7 +55,13 @@ impl CpuChange {
 
     fn resources(&self) -> Option<proto::LinuxResources> {
         let list = |set: &Option<CpuSet>| set.as_ref().map(CpuSet::to_string).unwrap_or_default();
+        let quota = self.quota.map(|limit| OptionalInt64 { value: limit.quota });
+        let period = self.quota.map(|limit| OptionalUInt64 {
+            value: limit.period,
+        });
         let cpu = proto::LinuxCpu {
+            quota,
+            period,
             cpus: list(&self.cpus),
             mems: list(&self.mems),
             ..proto::LinuxCpu::default()
@@ -91,6 +108,7 @@ mod tests {
         let empty = CpuChange {
             cpus: Some(CpuSet::new()),
             mems: Some(CpuSet::new()),
+            quota: None,
         };
         assert_eq!(CpuChange::default().update_of("1"), None);
         assert_eq!(empty.update_of("1"), None);
@@ -98,6 +116,25 @@ mod tests {
             ContainerAdjustment::default().into_proto(),
             proto::ContainerAdjustment::default()
         );
+    }
+
+    #[test]
+    fn quotas_are_encoded() {
+        let quota = Some(QuotaChange {
+            quota: 15_000,
+            period: 100_000,
+        });
+        let limited = CpuChange {
+            quota,
+            ..CpuChange::default()
+        };
+        let cpu = limited.resources().and_then(|resources| resources.cpu);
+        let expected = proto::LinuxCpu {
+            quota: Some(OptionalInt64 { value: 15_000 }),
+            period: Some(OptionalUInt64 { value: 100_000 }),
+            ..proto::LinuxCpu::default()
+        };
+        assert_eq!(cpu, Some(expected));
     }
 
     #[test]

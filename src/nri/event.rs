@@ -22,7 +22,6 @@ pub enum Event {
     RunPodSandbox = 1,
     /// A pod's sandbox was stopped.
     StopPodSandbox = 2,
-    /// A pod's sandbox was removed.
     RemovePodSandbox = 3,
     /// A container is about to be created, and can be adjusted.
     CreateContainer = 4,
@@ -36,9 +35,7 @@ pub enum Event {
     UpdateContainer = 8,
     /// A container's resources were changed.
     PostUpdateContainer = 9,
-    /// A container has stopped.
     StopContainer = 10,
-    /// A container was removed.
     RemoveContainer = 11,
 }
 
@@ -97,7 +94,6 @@ pub(super) fn event_mask(events: &EventSet) -> i32 {
 /// The pod and the container of an event.
 #[derive(Debug, Clone, PartialEq, Default)]
 pub struct EventRequest {
-    /// The pod.
     pub pod: PodSandbox,
     /// The container; empty for an event of a pod.
     pub container: Container,
@@ -108,7 +104,6 @@ pub struct EventRequest {
 pub struct RuntimeInfo {
     /// The runtime's name, like `containerd`.
     pub name: String,
-    /// The runtime's version.
     pub version: String,
     /// How many milliseconds the runtime waits for an answer, if sent.
     pub request_timeout_ms: Option<u64>,
@@ -120,16 +115,13 @@ impl fmt::Display for RuntimeInfo {
     }
 }
 
-/// A decoded request of the runtime.
 #[derive(Debug, Clone, PartialEq)]
 pub enum PluginRequest {
     /// The runtime's description. The answer has the plugin's events.
     Configure(RuntimeInfo),
     /// All existing pods and containers, or a part of the list.
     Synchronize {
-        /// Pods of the part.
         pods: Vec<PodSandbox>,
-        /// Containers of the part.
         containers: Vec<Container>,
         /// Whether more parts follow.
         more: bool,
@@ -147,16 +139,10 @@ pub enum PluginRequest {
 pub enum RequestError {
     /// The service or the method is unknown.
     #[error("{service}/{method} is not implemented by this plugin")]
-    Unknown {
-        /// The service.
-        service: String,
-        /// The method.
-        method: String,
-    },
+    Unknown { service: String, method: String },
     /// The message can't be decoded.
     #[error("the message of {method} can't be read: {source}")]
     InvalidRequest {
-        /// The method.
         method: String,
         /// The decoder's error.
         source: prost::DecodeError,

@@ -45,7 +45,6 @@ const MAX_FIRST_FRAME: usize = 4096;
     "a frame of {length} bytes on channel {channel}, more than the {MAX_FRAME_PAYLOAD} of the longest message"
 )]
 pub struct OversizedFrame {
-    /// The frame's channel.
     pub channel: u32,
     /// The payload's length.
     pub length: usize,
@@ -54,7 +53,6 @@ pub struct OversizedFrame {
 /// Bytes of a channel's stream.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ChannelBytes<'a> {
-    /// The channel.
     pub channel: u32,
     /// The bytes; never empty.
     pub bytes: &'a [u8],
@@ -143,12 +141,9 @@ pub const MESSAGE_HEADER_LEN: usize = 10;
 /// The most data of a message, in bytes.
 pub const MAX_MESSAGE_DATA: usize = 4 << 20;
 
-/// The type of a message.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum MessageType {
-    /// A request.
     Request,
-    /// A response.
     Response,
     /// A type that NRI does not use, such as the data of a streaming call.
     Other(u8),
@@ -176,12 +171,10 @@ impl From<MessageType> for u8 {
     }
 }
 
-/// A ttrpc message.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct RpcMessage {
     /// The number of the call.
     pub stream: u32,
-    /// The message's type.
     pub kind: MessageType,
     /// The message's data. Data longer than [`MAX_MESSAGE_DATA`] are skipped, and only the length is kept.
     pub data: Result<Vec<u8>, usize>,
@@ -248,13 +241,11 @@ pub fn encode_message(stream: u32, kind: MessageType, data: &[u8]) -> Option<Vec
     Some(message)
 }
 
-/// The data of a request.
 #[derive(Clone, PartialEq, prost::Message)]
 pub struct RpcRequest {
     /// The full name of the service.
     #[prost(string, tag = 1)]
     pub service: String,
-    /// The name of the method.
     #[prost(string, tag = 2)]
     pub method: String,
     /// The method's own message.
@@ -265,7 +256,6 @@ pub struct RpcRequest {
     pub timeout_nanoseconds: i64,
 }
 
-/// The data of a response.
 #[derive(Clone, PartialEq, prost::Message)]
 pub struct RpcResponse {
     /// The outcome of the call. A missing status means [`StatusCode::Ok`].
@@ -305,7 +295,6 @@ pub enum StatusCode {
 // === impl RpcResponse ===
 
 impl RpcResponse {
-    /// A successful response.
     pub fn answer(payload: Vec<u8>) -> Self {
         Self {
             status: None,
@@ -313,7 +302,6 @@ impl RpcResponse {
         }
     }
 
-    /// An error response.
     pub fn error(code: StatusCode, message: impl Into<String>) -> Self {
         Self {
             status: Some(RpcStatus {

@@ -131,7 +131,6 @@ impl Inventory {
         containers.any(|container| container.name == name)
     }
 
-    /// Removes a sandbox and its containers.
     pub fn remove_pod(&mut self, sandbox: &str) {
         if let Some(pod) = self.sandboxes.remove(sandbox) {
             self.by_uid.remove(&(pod.uid, pod.id));
@@ -143,7 +142,6 @@ impl Inventory {
         }
     }
 
-    /// The container with an id, and its sandbox.
     pub fn container(&self, id: &str) -> Option<(&PodSandbox, &Container)> {
         let (sandbox, number) = self.keys.get(id)?;
         Some((

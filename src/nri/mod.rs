@@ -99,7 +99,7 @@ mod session;
 mod settings;
 mod state;
 
-pub use adjust::{ContainerAdjustment, CpuChange};
+pub use adjust::{ContainerAdjustment, CpuChange, QuotaChange};
 pub use event::{Event, EventRequest, EventSet, PluginRequest, RequestError, RuntimeInfo};
 pub use inventory::Inventory;
 pub use plugin::{HandlerTimeout, Plugin, Refusal, UnansweredCall};

@@ -46,7 +46,6 @@ impl fmt::Display for HandlerTimeout {
 pub enum UnansweredCall<'a> {
     /// The list of existing pods and containers.
     Synchronize,
-    /// An event.
     Event(Event, &'a EventRequest),
 }
 

@@ -11,22 +11,18 @@ use prost::{Enumeration, Message};
 /// The service that the runtime calls.
 pub(super) const PLUGIN_SERVICE: &str = "nri.pkg.api.v1alpha1.Plugin";
 
-/// The service that the runtime offers.
 pub(super) const RUNTIME_SERVICE: &str = "nri.pkg.api.v1alpha1.Runtime";
 
-/// A pod's sandbox.
 #[derive(Clone, PartialEq, Message)]
 pub struct PodSandbox {
     /// The runtime's id of the sandbox.
     #[prost(string, tag = 1)]
     pub id: String,
-    /// The pod's name.
     #[prost(string, tag = 2)]
     pub name: String,
     /// The pod's uid, as the kubelet knows it.
     #[prost(string, tag = 3)]
     pub uid: String,
-    /// The pod's namespace.
     #[prost(string, tag = 4)]
     pub namespace: String,
     /// The pod's labels, and labels that the kubelet and the runtime add.
@@ -57,7 +53,6 @@ pub struct LinuxPodSandbox {
     pub namespaces: Vec<LinuxNamespace>,
 }
 
-/// A Linux namespace.
 #[derive(Clone, PartialEq, Eq, Message)]
 pub struct LinuxNamespace {
     /// `network`, `pid` and the like.
@@ -65,13 +60,11 @@ pub struct LinuxNamespace {
     pub kind: String,
 }
 
-/// A container.
 #[derive(Clone, PartialEq, Message)]
 pub struct Container {
     /// The runtime's id.
     #[prost(string, tag = 1)]
     pub id: String,
-    /// The id of the pod's sandbox.
     #[prost(string, tag = 2)]
     pub pod_sandbox_id: String,
     /// The container's name in the pod.
@@ -101,7 +94,6 @@ pub struct Container {
     pub created_at: i64,
 }
 
-/// The state of a container.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Enumeration)]
 #[repr(i32)]
 pub enum ContainerState {
@@ -109,18 +101,13 @@ pub enum ContainerState {
     Unknown = 0,
     /// The container exists and does not run yet.
     Created = 1,
-    /// The container is paused.
     Paused = 2,
-    /// The container runs.
     Running = 3,
-    /// The container has stopped.
     Stopped = 4,
 }
 
-/// The Linux configuration of a container.
 #[derive(Clone, PartialEq, Message)]
 pub struct LinuxContainer {
-    /// The container's resources.
     #[prost(message, optional, tag = 3)]
     pub resources: Option<LinuxResources>,
     /// The container's cgroup, in the form of the runtime's driver: a path, or `slice:prefix:name`.
@@ -128,18 +115,14 @@ pub struct LinuxContainer {
     pub cgroups_path: String,
 }
 
-/// The resources of a pod or a container.
 #[derive(Clone, PartialEq, Message)]
 pub struct LinuxResources {
-    /// Memory resources.
     #[prost(message, optional, tag = 1)]
     pub memory: Option<LinuxMemory>,
-    /// CPU resources.
     #[prost(message, optional, tag = 2)]
     pub cpu: Option<LinuxCpu>,
 }
 
-/// Memory resources.
 #[derive(Clone, Copy, PartialEq, Eq, Message)]
 pub struct LinuxMemory {
     /// The limit in bytes: see [`limit`](Self::limit).
@@ -147,7 +130,6 @@ pub struct LinuxMemory {
     pub limit: Option<OptionalInt64>,
 }
 
-/// CPU resources.
 #[derive(Clone, PartialEq, Eq, Message)]
 pub struct LinuxCpu {
     /// The weight: see [`shares`](Self::shares).
@@ -170,7 +152,6 @@ pub struct LinuxCpu {
 /// An optional signed number.
 #[derive(Clone, Copy, PartialEq, Eq, Message)]
 pub struct OptionalInt64 {
-    /// The number.
     #[prost(int64, tag = 1)]
     pub value: i64,
 }
@@ -178,7 +159,6 @@ pub struct OptionalInt64 {
 /// An optional unsigned number.
 #[derive(Clone, Copy, PartialEq, Eq, Message)]
 pub struct OptionalUInt64 {
-    /// The number.
     #[prost(uint64, tag = 1)]
     pub value: u64,
 }

@@ -17,7 +17,6 @@ pub enum Disconnect {
         "{socket}: {error}; does the container runtime run with NRI enabled, and is its socket mounted here?"
     )]
     Unreachable {
-        /// The path of the socket.
         socket: String,
         /// The error of the operating system.
         error: String,
@@ -27,7 +26,6 @@ pub enum Disconnect {
     RegistrationRefused {
         /// The gRPC status code.
         code: i32,
-        /// The reason.
         message: String,
     },
     /// The runtime did not register or configure the plugin in time.

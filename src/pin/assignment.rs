@@ -17,7 +17,6 @@ pub struct PodAssignment {
 // === impl PodAssignment ===
 
 impl PodAssignment {
-    /// Whether the pod owns no CPUs.
     pub fn is_empty(&self) -> bool {
         self.containers.is_empty() && self.idle.is_empty()
     }
@@ -41,7 +40,6 @@ impl PodAssignment {
         union(self.containers.values())
     }
 
-    /// The assignment reduced to the given container.
     pub(super) fn of_container(&self, name: &str) -> Self {
         let own = self.containers.get_key_value(name);
         Self {
@@ -54,7 +52,6 @@ impl PodAssignment {
     }
 }
 
-/// The union of several sets.
 pub(super) fn union(sets: impl Iterator<Item = impl Borrow<CpuSet>>) -> CpuSet {
     sets.fold(CpuSet::new(), |all, set| all.union(set.borrow()))
 }

@@ -28,7 +28,6 @@ use crate::host::knobs::{Knob, KnobKind, KnobValues};
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields, default)]
 pub struct CpuIsolationOptions {
-    /// Interrupts.
     pub irqs: bool,
     /// Unbound work queues.
     pub workqueues: bool,
@@ -42,9 +41,7 @@ pub struct CpuIsolationOptions {
 /// The input of [`plan`]: options, and the exclusive, isolated and online CPUs.
 #[derive(Debug, Clone, Copy)]
 pub struct IsolationInput<'a> {
-    /// The configured options.
     pub options: CpuIsolationOptions,
-    /// The exclusive CPUs.
     pub exclusive: &'a CpuSet,
     /// CPUs of partitions that are `isolated`, shall become `isolated`, or were `isolated` a moment ago. Unbound work
     /// queues leave these CPUs, whatever the options say.
@@ -53,7 +50,6 @@ pub struct IsolationInput<'a> {
     /// them back. Linux before 7 does so under a lock, and hangs for ever if a process joins a cgroup at the same
     /// moment. If the work queues' common mask lacks the CPUs already, the kernel has no work to do.
     pub isolated: &'a CpuSet,
-    /// Online CPUs.
     pub online: &'a CpuSet,
 }
 
@@ -62,18 +58,14 @@ pub struct IsolationInput<'a> {
 pub struct IsolationPlan {
     /// The record that must be in place before the first write.
     pub ahead: KnobRecord,
-    /// The writes, in any order.
     pub writes: Vec<KnobWrite>,
 }
 
-/// A write to a knob.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct KnobWrite {
-    /// The knob.
     pub knob: Knob,
     /// The knob's present CPUs.
     pub now: CpuSet,
-    /// The CPUs to write.
     pub cpus: CpuSet,
     /// Whether the write restores the knob's base.
     pub back: bool,
@@ -82,12 +74,10 @@ pub struct KnobWrite {
 // === impl CpuIsolationOptions ===
 
 impl CpuIsolationOptions {
-    /// Whether any option is on.
     pub fn any(self) -> bool {
         KnobKind::ALL.into_iter().any(|kind| self.wants(kind))
     }
 
-    /// Whether the option of the kind is on.
     pub fn wants(self, kind: KnobKind) -> bool {
         match kind {
             KnobKind::Irqs => self.irqs,

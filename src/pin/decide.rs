@@ -40,7 +40,6 @@ pub struct Decision {
     pub memory: Option<CpuSet>,
     /// Why the container got fewer CPUs than its entitlement.
     pub note: Option<String>,
-    /// The source of a refusal, if any.
     pub refused: Option<RefusalSource>,
 }
 
@@ -57,7 +56,6 @@ pub enum RefusalSource {
     Kernel,
 }
 
-/// All decisions of a turn.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct Decisions {
     /// The decision for each container of the known pods, in the pods' order.

@@ -20,11 +20,8 @@ pub struct Drift {
     /// The container's name, if known.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub container: Option<String>,
-    /// The cause of the difference.
     pub cause: DriftCause,
-    /// The assigned CPUs.
     pub assigned: CpuSet,
-    /// The effective CPUs.
     pub effective: CpuSet,
     /// Neighbours with processes: containers that may run on a drifted owner's CPUs, and owners
     /// whose CPUs the drifted container may use. At most 8, which keeps the node's state small.
@@ -148,7 +145,6 @@ fn recorded_name(pod: &ObservedPod) -> Option<String> {
 /// What a comparison needs to know beside the kernel and the ledger.
 #[derive(Debug, Clone, Copy)]
 pub struct DriftInput<'a> {
-    /// Online CPUs.
     pub online: &'a CpuSet,
     /// CPUs that got their owners after the last complete turn about all pods. The owners' sets may be unwritten, and other
     /// containers may still run on the CPUs. Neither is drift.
@@ -355,7 +351,6 @@ mod tests {
         list.parse().unwrap()
     }
 
-    /// A pod with one container.
     fn pod(uid: &str, effective: &str, record: Option<&AssignmentRecord>) -> PodCgroup {
         PodCgroup {
             path: uid.to_owned(),

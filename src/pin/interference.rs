@@ -63,7 +63,6 @@ type BootNanos = i128;
 #[derive(Debug, Default)]
 struct TrackedOwner {
     tenure: Option<Tenure>,
-    /// The exported total.
     total: BootNanos,
     error: BootNanos,
     /// The totals of earlier tenures: interference and error.

@@ -16,7 +16,6 @@ use crate::pod::{Container, ContainerIds, Pod, RecognizedPod};
 /// The cgroups as read from the kernel.
 #[derive(Debug, Clone, Default)]
 pub struct Scan {
-    /// The pods' cgroups.
     pub pods: Vec<PodCgroup>,
     /// The cgroups above and around the pods.
     pub surroundings: PodSurroundings,
@@ -27,7 +26,6 @@ pub struct Scan {
 /// The present cgroup tree of the pods, with parsed records and known names.
 #[derive(Debug, Clone, Default)]
 pub struct Observed {
-    /// The pods that have a cgroup.
     pub pods: Vec<ObservedPod>,
     /// The cgroups above and around the pods.
     pub surroundings: PodSurroundings,
@@ -52,7 +50,6 @@ pub struct ObservedPod {
 /// A container's cgroup.
 #[derive(Debug, Clone, Default)]
 pub struct ObservedContainer {
-    /// The cgroup.
     pub cgroup: ContainerCgroup,
     /// The container's assignment record, if readable.
     pub record: Option<AssignmentRecord>,
@@ -141,12 +138,10 @@ impl Observed {
         union(live.map(|cpuset| &cpuset.effective))
     }
 
-    /// The cgroups of all containers.
     pub fn containers(&self) -> impl Iterator<Item = &ObservedContainer> {
         self.pods.iter().flat_map(|pod| &pod.containers)
     }
 
-    /// The pod with the given uid.
     pub fn pod(&self, uid: &str) -> Option<&ObservedPod> {
         self.pods.iter().find(|pod| pod.cgroup.uid == uid)
     }

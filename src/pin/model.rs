@@ -50,70 +50,44 @@ named! {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Step {
     /// Makes an empty cgroup, whose partition keeps CPUs idle.
-    Make {
-        /// The cgroup.
-        path: String,
-    },
+    Make { path: String },
     /// Removes a cgroup for idle CPUs.
-    Remove {
-        /// The cgroup.
-        path: String,
-    },
+    Remove { path: String },
     /// Writes or removes a cgroup's assignment record.
     Record {
-        /// The cgroup.
         path: String,
         /// The record; `None` removes the present record.
         record: Option<AssignmentRecord>,
     },
     /// Notes a cgroup's set from before its CPUs went offline; `None` removes the note.
     Narrowed {
-        /// The cgroup.
         path: String,
-        /// The earlier set.
         earlier: Option<CpuSet>,
     },
     /// Sets a cgroup's CPUs.
     Cpus {
-        /// The cgroup.
         path: String,
-        /// The CPUs.
         cpus: CpuSet,
-        /// The reason for the write.
         reason: Reason,
     },
     /// Sets the CPUs a cgroup may hold as exclusive; an empty set clears the CPUs.
     Exclusive {
-        /// The cgroup.
         path: String,
-        /// The CPUs.
         cpus: CpuSet,
         /// The CPUs required in force afterwards, if the cgroup is a partition.
         in_force: Option<CpuSet>,
     },
     /// Makes a cgroup a partition, or turns a partition back into a member.
     Partition {
-        /// The cgroup.
         path: String,
-        /// The new partition kind.
         kind: PartitionKind,
         /// The CPUs required in force afterwards; `None` for a member.
         in_force: Option<CpuSet>,
     },
     /// Sets the NUMA nodes for a cgroup's memory.
-    Memory {
-        /// The cgroup.
-        path: String,
-        /// The NUMA nodes.
-        numa: CpuSet,
-    },
+    Memory { path: String, numa: CpuSet },
     /// Sets a cgroup's quota.
-    Quota {
-        /// The cgroup.
-        path: String,
-        /// The quota.
-        quota: Quota,
-    },
+    Quota { path: String, quota: Quota },
 }
 
 /// The reason for a write of a cgroup's CPUs.
@@ -126,7 +100,6 @@ pub enum Reason {
     Narrow,
     /// The container owns the CPUs.
     Own,
-    /// The CPUs are shared.
     Share,
     /// The container must not overlap the partition of another container of the pod.
     #[serde(rename = "apart")]
@@ -155,7 +128,6 @@ pub struct Desired {
     pub held_back: BTreeSet<String>,
 }
 
-/// The desired state of a pod.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct PodPlan {
     /// The exclusive CPUs. An unknown pod keeps its CPUs.
@@ -250,7 +222,6 @@ impl fmt::Display for Step {
 }
 
 impl Desired {
-    /// The plan of the pod with the given uid.
     pub fn pod(&self, uid: &str) -> Option<&PodPlan> {
         self.pods.get(uid)
     }

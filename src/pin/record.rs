@@ -60,26 +60,20 @@ pub struct EarlierSettings {
     pub numa: Option<CpuSet>,
 }
 
-/// An error in a record.
 #[derive(Debug, thiserror::Error)]
 pub enum RecordError {
     /// The text is damaged, or no record of Pinfold.
     #[error("its record {text:?} is damaged or not from Pinfold")]
     Malformed {
-        /// The text of the record.
         text: String,
         /// The parser's error.
         source: serde_json::Error,
     },
-    /// A later version of Pinfold wrote the record.
     #[error(
         "a later version of Pinfold wrote its record (version {version}; this one reads version {VERSION}): run that version \
          again, or end the pod"
     )]
-    Version {
-        /// The version in the record.
-        version: u32,
-    },
+    Version { version: u32 },
 }
 
 // === impl RecordError ===
@@ -113,7 +107,6 @@ pub(super) fn check_version(text: &str) -> Result<(), RecordError> {
 // === impl AssignmentRecord ===
 
 impl AssignmentRecord {
-    /// A record without an assignment.
     pub fn new(before: EarlierSettings) -> Self {
         Self {
             version: VERSION,
@@ -126,13 +119,11 @@ impl AssignmentRecord {
         }
     }
 
-    /// Parses the text of a record.
     pub fn parse(text: &str) -> Result<Self, RecordError> {
         check_version(text)?;
         serde_json::from_str(text).map_err(RecordError::malformed(text))
     }
 
-    /// All CPUs of the record.
     pub fn cpus(&self) -> CpuSet {
         self.assignment.cpus()
     }

@@ -22,12 +22,10 @@ use crate::pod::{
 pub struct Snapshot {
     /// How assignments are enforced.
     pub enforcement: Enforcement,
-    /// The cause of the enforcement, for a label.
     #[serde(skip)]
     pub enforcement_cause: EnforcementCause,
     /// The reason for the enforcement, as a sentence.
     pub enforcement_reason: String,
-    /// Online CPUs.
     pub online: CpuSet,
     /// CPUs excluded from assignments.
     pub reserved: CpuSet,
@@ -75,17 +73,14 @@ pub struct ContainerState {
     pub api_uid: Option<String>,
     /// The container's kind, which decides when the container runs.
     pub kind: ContainerKind,
-    /// The pod's role.
     pub role: PodRole,
     /// The training job of the pod, if known.
     pub job: Option<String>,
     /// The pod's number among the pods of its role, if known.
     pub index: Option<u32>,
-    /// The evidence for the role.
     pub evidence: String,
     /// The pod's QoS class.
     pub qos: Qos,
-    /// Whether the pod uses the host network.
     pub host_network: bool,
     /// The entitlement according to policy, with the reason.
     pub entitlement: Entitlement,
@@ -103,12 +98,10 @@ pub struct ContainerState {
     pub memory: Option<CpuSet>,
     /// The path of the container's cgroup.
     pub cgroup: Option<String>,
-    /// Whether the container has a process.
     pub running: bool,
     /// Whether the container was ever created. The evidence is a cgroup, the container runtime, or
     /// the API.
     pub created: bool,
-    /// The desired thread environment of the container.
     pub threads: ThreadEnvironment,
     /// Environment variables injected by the container runtime at Pinfold's request; `None` without
     /// a report.
@@ -150,12 +143,9 @@ impl ContainerState {
     }
 }
 
-/// Repaired drift.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct Repaired {
-    /// The number of repairs.
     pub count: u64,
-    /// The cause of the last drift.
     pub cause: DriftCause,
     /// The effective CPUs during the last drift.
     pub effective: CpuSet,

@@ -30,7 +30,6 @@ pub(super) fn commands(args: &[String]) -> Vec<SimpleCommand> {
     }]
 }
 
-/// The words of all simple commands.
 pub(super) fn words(args: &[String]) -> Vec<String> {
     let part = |arg: &String| {
         if arg.contains(char::is_whitespace) || arg.contains(';') {
@@ -51,7 +50,6 @@ pub(super) fn base_name(program: &str) -> &str {
     program.rsplit('/').next().unwrap_or_default()
 }
 
-/// Whether a program is a shell.
 pub(super) fn is_shell(program: &str) -> bool {
     SHELLS.contains(&base_name(program))
 }
@@ -89,7 +87,6 @@ pub(super) fn script_of(args: &[String]) -> Option<&str> {
     None
 }
 
-/// Splits a script into simple commands.
 pub(super) fn split(script: &str) -> Vec<SimpleCommand> {
     let mut splitter = Splitter {
         rest: script.chars().peekable(),

@@ -8,7 +8,6 @@ use serde::{Deserialize, Serialize};
 use super::Pod;
 use crate::cpu::{CoreKinds, Cores, CpuSet, Isolated, Numa, Order, Request};
 
-/// The prefix of all annotations of Pinfold.
 const PREFIX: &str = "pinfold.io/";
 
 /// The annotations for preferences, without the prefix.

@@ -13,14 +13,11 @@ use crate::cpu::MAX_CPU;
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 #[serde(tag = "kind", rename_all = "lowercase")]
 pub enum Entitlement {
-    /// Exclusive CPUs.
     Exclusive {
         /// The number of CPUs: at least 1.
         cpus: u32,
-        /// The reason.
         reason: String,
     },
-    /// The shared pool.
     Shared {
         /// The reason, and if helpful, the remedy.
         reason: String,
@@ -28,10 +25,7 @@ pub enum Entitlement {
     /// An init container's entitlement: the union of the CPUs of the pod's app containers and sidecars, exclusive
     /// or shared.
     #[serde(rename = "pod")]
-    Inherit {
-        /// The reason.
-        reason: String,
-    },
+    Inherit { reason: String },
 }
 
 impl Entitlement {
@@ -43,7 +37,6 @@ impl Entitlement {
         }
     }
 
-    /// The reason.
     pub fn reason(&self) -> &str {
         match self {
             Self::Exclusive { reason, .. } | Self::Shared { reason } | Self::Inherit { reason } => {
@@ -77,7 +70,6 @@ impl Default for Policy {
 /// Whether a pod counts as a training pod, and the evidence.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct Training {
-    /// Whether the pod counts.
     pub counts: bool,
     /// The evidence, as the middle of a sentence.
     pub evidence: String,
@@ -242,7 +234,6 @@ fn whole_cpus(pod: &Pod, container: &Container) -> Result<u32, String> {
     Ok(cpus)
 }
 
-/// The value of the annotation for CPUs.
 enum CpusAnnotation<'a> {
     /// Exclusive CPUs, with the annotation's value.
     Exclusive(&'a str),

@@ -23,7 +23,6 @@ pub enum PodError {
     /// An empty list of containers.
     #[error("spec.containers is empty: a pod needs at least one container")]
     NoContainers,
-    /// A container without a name.
     #[error("{path}.name is missing: give the container a name that is unique in the pod")]
     NoContainerName {
         /// The container's path, like `spec.containers[0]`.
@@ -36,7 +35,6 @@ pub enum PodError {
     DuplicateContainer {
         /// The path of the second container.
         path: String,
-        /// The name.
         name: String,
     },
     /// A restart policy that Kubernetes does not have.
@@ -44,10 +42,8 @@ pub enum PodError {
     RestartPolicy {
         /// The path of the pod's spec or of the container.
         path: String,
-        /// The policy.
         word: String,
     },
-    /// An invalid quantity.
     #[error("{path} is not a quantity")]
     Quantity {
         /// The field, like `spec.containers[0].resources.limits.cpu`.
@@ -56,7 +52,6 @@ pub enum PodError {
         #[source]
         source: QuantityError,
     },
-    /// A request above the limit.
     #[error(
         "{path}.requests.{resource} is {request}, more than the limit {limit}: lower it, or raise the limit"
     )]
@@ -225,7 +220,6 @@ fn node_keys(spec: &object::PodSpec) -> BTreeSet<String> {
         .collect()
 }
 
-/// A container in the pod's status.
 struct ContainerInStatus {
     /// The runtime's id, without the prefix with the runtime's name.
     runtime_id: Option<String>,
@@ -271,7 +265,6 @@ impl RestartPolicy {
 
 /// Allocated CPUs in thousandths, if the status has the fields.
 struct AllocatedCpu {
-    /// The request.
     request: Option<u64>,
     /// The limit in force; none unless a resize is pending.
     limit: Option<u64>,

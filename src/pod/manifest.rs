@@ -61,12 +61,10 @@ pub enum ManifestError {
         document: usize,
         /// The item's index in a list.
         item: Option<usize>,
-        /// The unsupported kind.
         kind: String,
         /// The API version, or `no apiVersion`.
         api_version: String,
     },
-    /// Two pods with one name in a namespace, which no cluster has.
     #[error(
         "{origin}: two pods have the name {pod}: give each pod of a namespace its own name, or remove one of them"
     )]
@@ -76,7 +74,6 @@ pub enum ManifestError {
         /// The namespace and the name.
         pod: String,
     },
-    /// An invalid pod.
     #[error("{origin}: document {document}{}, {pod}, is not valid", of_item(*item))]
     Pod {
         /// The source of the text.
@@ -87,7 +84,6 @@ pub enum ManifestError {
         item: Option<usize>,
         /// The pod's name, or `a pod without a name`.
         pod: String,
-        /// The pod's error.
         #[source]
         source: Box<PodError>,
     },

@@ -10,12 +10,10 @@ use super::shared::Shared;
 use super::uid::{ApiUid, Mirror, PodUid};
 use crate::cpu::CpuSet;
 
-/// A pod.
 #[derive(Debug, Clone, PartialEq, Default)]
 pub struct Pod {
     /// Namespace; `default` if the manifest names no namespace.
     pub namespace: String,
-    /// Name.
     pub name: String,
     /// The uid in the name of the pod's cgroup, if known. Annotations never change the uid.
     pub uid: Option<PodUid>,
@@ -26,9 +24,7 @@ pub struct Pod {
     /// Whether the container runtime has confirmed the cgroup's uid of a static pod. A mirror pod alone is no
     /// confirmation.
     pub confirmed: bool,
-    /// Labels.
     pub labels: Shared<BTreeMap<String, String>>,
-    /// Annotations.
     pub annotations: Shared<BTreeMap<String, String>>,
     /// Whether the pod uses the node's own network.
     pub host_network: bool,
@@ -57,7 +53,6 @@ pub enum ContainerIds {
     /// The pod's status or the container runtime will give the ids soon. Until then, the sandbox looks like a
     /// container.
     Awaited,
-    /// The container runtime has given the ids of all existing containers.
     Runtime,
 }
 
@@ -79,7 +74,6 @@ impl Pod {
         [self.cgroup_uid(), mirrored].contains(&Some(uid))
     }
 
-    /// The container with a name.
     pub fn container(&self, name: &str) -> Option<&Container> {
         self.containers
             .iter()
@@ -93,12 +87,10 @@ impl fmt::Display for Pod {
     }
 }
 
-/// A container of a pod.
 #[derive(Debug, Clone, PartialEq, Default)]
 pub struct Container {
     /// Name, unique in the pod.
     pub name: String,
-    /// When the container runs.
     pub kind: ContainerKind,
     /// Requests and limits. A missing request defaults to the limit, as at the API server.
     pub resources: Resources,
@@ -106,7 +98,6 @@ pub struct Container {
     pub env: Shared<BTreeMap<String, EnvSource>>,
     /// Whether `envFrom` adds variables with unknown names.
     pub env_from: bool,
-    /// Image reference.
     pub image: String,
     /// `command` and `args`, joined in order.
     pub args: Shared<Vec<String>>,
@@ -123,9 +114,7 @@ pub struct Container {
 /// Requests and limits of CPU and memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Resources {
-    /// CPU request in thousandths.
     pub cpu_request: Option<u64>,
-    /// CPU limit in thousandths.
     pub cpu_limit: Option<u64>,
     /// Memory request in bytes.
     pub memory_request: Option<u64>,
@@ -140,7 +129,6 @@ impl Resources {
     }
 }
 
-/// When a container runs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum ContainerKind {
@@ -148,7 +136,6 @@ pub enum ContainerKind {
     Init,
     /// An init container with `restartPolicy: Always`, which runs beside the app containers.
     Sidecar,
-    /// An app container.
     #[default]
     App,
 }
@@ -156,7 +143,6 @@ pub enum ContainerKind {
 /// The source of a variable's value.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum EnvSource {
-    /// A literal value.
     Value(String),
     /// `valueFrom`: set to an unknown value.
     Reference,

@@ -10,9 +10,7 @@ use super::{Container, PROCESSES_ANNOTATION, Pod};
 /// The number of processes that share a container's CPUs.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Processes {
-    /// A known number.
     Known {
-        /// The number of processes.
         count: NonZeroUsize,
         /// The evidence, as the middle of a sentence; `None` for the default of a single process.
         evidence: Option<String>,

@@ -65,7 +65,6 @@ impl RecognizedPod {
         &self.pod
     }
 
-    /// The software of the container with the index.
     pub fn software(&self, container: usize) -> Software {
         self.program(container)
             .map_or(Software::Unknown, |program| program.software)

@@ -46,7 +46,6 @@ const TEXT: usize = size_of::<String>();
 /// Limits in bytes.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Limit {
-    /// Of all entries.
     pub(crate) all: usize,
     /// Of one entry's value.
     pub(crate) value: usize,
@@ -55,9 +54,7 @@ pub(crate) struct Limit {
 /// The kept ends of a text, in bytes.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Ends {
-    /// Of the beginning.
     pub(crate) first: usize,
-    /// Of the end.
     pub(crate) last: usize,
 }
 
@@ -327,7 +324,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_rule_reads_stays() {
+    fn texts_that_a_rule_reads_are_kept() {
         fn texts(keys: &[&str]) -> Vec<(String, String)> {
             let texts = keys.iter().map(|key| ((*key).to_owned(), "0".to_owned()));
             texts.collect()

@@ -18,20 +18,16 @@ pub struct Selector {
 
 #[derive(Debug, Clone, PartialEq, Eq)]
 enum LabelRequirement {
-    /// The label exists, with a value of the set.
     In(String, BTreeSet<String>),
     /// The label is absent, or has a value outside the set.
     NotIn(String, BTreeSet<String>),
-    /// The label exists.
     Exists(String),
-    /// The label is absent.
     Absent(String),
 }
 
 /// Why a text is not a selector.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum SelectorError {
-    /// An empty selector.
     #[error(
         "the selector is empty: leave it out to select nothing, or write something like app=train"
     )]
@@ -41,22 +37,18 @@ pub enum SelectorError {
         "{condition:?} in selector {selector:?} is not a condition: write k=v, k!=v, k in (a,b), k notin (a,b), k or !k"
     )]
     LabelRequirement {
-        /// The condition.
         condition: String,
         /// The whole selector.
         selector: String,
     },
-    /// An invalid label key.
     #[error(
         "{key:?} in selector {selector:?} can't be a label's key: use letters, digits, '-', '_' and '.', at most 63, with an optional prefix/"
     )]
     Key {
-        /// The key.
         key: String,
         /// The whole selector.
         selector: String,
     },
-    /// An invalid label value.
     #[error(
         "{value:?} in selector {selector:?} can't be a label's value: use letters, digits, '-', '_' and '.', at most 63"
     )]

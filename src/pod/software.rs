@@ -23,7 +23,6 @@ pub enum Software {
     },
     /// PyTorch.
     Pytorch,
-    /// Unknown software.
     #[default]
     Unknown,
 }

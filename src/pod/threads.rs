@@ -72,7 +72,6 @@ pub enum Profile {
     Off,
 }
 
-/// An unknown name of a profile.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{word:?} is not a thread profile: write limit, openmp, embedding, ps or off")]
 pub struct UnknownProfile {
@@ -130,7 +129,6 @@ pub enum NoLimit {
     /// Add no variables.
     #[default]
     Leave,
-    /// Use the request instead.
     Request,
 }
 
@@ -140,7 +138,6 @@ pub enum NoLimit {
 pub struct ThreadPolicy {
     /// The profile for roles outside `roles`.
     pub profile: Profile,
-    /// The profile for each role.
     pub roles: BTreeMap<PodRole, Profile>,
     /// The treatment of a fraction of a CPU in a quota.
     pub rounding: Rounding,
@@ -159,7 +156,6 @@ impl Default for ThreadPolicy {
     }
 }
 
-/// The source of a basis.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum BasisOrigin {
@@ -279,7 +275,6 @@ pub struct ThreadEnvironment {
     pub variables: BTreeMap<String, String>,
     /// The container's own variables, left unchanged.
     pub kept: Vec<String>,
-    /// The reason, in a sentence.
     pub reason: String,
     /// Why the variables may not reach the programs that compute, and the remedy.
     #[serde(skip_serializing_if = "Option::is_none")]

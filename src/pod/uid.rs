@@ -57,6 +57,5 @@ uid! {
 pub struct Mirror {
     /// The uid of the static pod: `kubernetes.io/config.hash`, which `kubernetes.io/config.mirror` repeats.
     pub uid: PodUid,
-    /// The uid of the Node that owns the mirror pod.
     pub node: ApiUid,
 }

@@ -35,7 +35,6 @@ pub struct ThreadFacts<'a> {
     pub threads: usize,
     /// The largest measured number of threads.
     pub most: usize,
-    /// The number of processes.
     pub processes: usize,
     /// How many threads ran or waited for a CPU, on average since the last measurement.
     pub runnable: Option<f64>,
@@ -90,11 +89,8 @@ impl ThreadFinding {
 /// A finding, a cause from a fixed list, and both in a sentence with numbers.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct ThreadVerdict {
-    /// The finding.
     pub finding: ThreadFinding,
-    /// The likely cause.
     pub cause: &'static str,
-    /// The sentence for people.
     pub sentence: String,
 }
 
@@ -134,7 +130,6 @@ const PROGRAM: &str = "the program sets its own number of threads, or ignores th
 const USER: &str = "the pod's own variables ask for more threads than it has CPUs";
 const BUSY: &str = "more of its threads want to run than it has CPUs";
 
-/// All causes of verdicts.
 pub const CAUSES: [&str; 11] = [
     ENOUGH,
     NOT_STARTED,

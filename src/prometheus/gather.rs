@@ -11,15 +11,11 @@ use crate::experiment::report::{
 /// The number of points of a time range.
 const POINTS: f64 = 240.0;
 
-/// The drawn measures.
 const DRAWN: [Measure; 3] = [Measure::Sent, Measure::Cpu, Measure::Steps];
 
-/// A requested run.
 #[derive(Debug, Clone, PartialEq)]
 pub struct RequestedRun {
-    /// The name.
     pub name: String,
-    /// The subject.
     pub subject: Subject,
     /// From when on, in seconds since 1970.
     pub from: f64,
@@ -30,31 +26,24 @@ pub struct RequestedRun {
 /// The reason why a report is impossible.
 #[derive(Debug, thiserror::Error)]
 pub enum GatherError {
-    /// Prometheus has no answer.
     #[error(transparent)]
     Prometheus(#[from] PrometheusError),
     /// No node had the labels.
     #[error("{url} has no node that was labelled for {wanted}; {others} (query: {query})")]
     NoCase {
-        /// The server.
         url: String,
         /// Scene, case and time.
         wanted: String,
         /// The cases with data.
         others: String,
-        /// The query.
         query: String,
     },
     /// A run without members.
     #[error("{run} ({url}, query: {query})")]
     Members {
-        /// The run with the time.
         run: String,
-        /// The server.
         url: String,
-        /// The query.
         query: String,
-        /// Why.
         #[source]
         why: NoMembers,
     },
@@ -377,7 +366,6 @@ fn total_by_pod(members: &Members, measure: Measure, series: &[Series]) -> BTree
         .collect()
 }
 
-/// The curve of a measure, from the series of each pod.
 fn curve_of(measure: Measure, series: Vec<Series>) -> Curve {
     let mut pods: BTreeMap<String, Vec<(f64, f64)>> = BTreeMap::new();
     for pod_series in series {

@@ -38,44 +38,29 @@ const CONNECT: Duration = Duration::from_secs(10);
 /// The reason why a query has no answer.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum PrometheusError {
-    /// No URL of a Prometheus.
     #[error(
         "{url:?} is not the URL of a Prometheus server: {why}; write a URL like http://prometheus.monitoring:9090"
     )]
-    Url {
-        /// The given URL.
-        url: String,
-        /// The mistake.
-        why: String,
-    },
-    /// An unusable file.
+    Url { url: String, why: String },
     #[error("{what} {}: {why}", path.display())]
     File {
         /// The purpose of the file.
         what: &'static str,
-        /// The path.
         path: PathBuf,
-        /// Why not.
         why: String,
     },
     /// A failed or broken connection.
     #[error("can't reach {url}: {why} (query: {query})")]
     Connection {
-        /// The URL of the query.
         url: String,
-        /// The query.
         query: String,
-        /// Why not.
         why: String,
     },
     /// No answer in time.
     #[error("{url} gave no answer within {} s: raise --timeout (query: {query})", within.as_secs())]
     Timeout {
-        /// The URL of the query.
         url: String,
-        /// The query.
         query: String,
-        /// The deadline.
         within: Duration,
     },
     /// A too long answer.
@@ -84,30 +69,18 @@ pub enum PrometheusError {
          {query})",
         LONGEST_ANSWER >> 20
     )]
-    TooLong {
-        /// The URL of the query.
-        url: String,
-        /// The query.
-        query: String,
-    },
-    /// A refusal.
+    TooLong { url: String, query: String },
     #[error("{url} refused the query: {why} (query: {query})")]
     Refused {
-        /// The URL of the query.
         url: String,
-        /// The query.
         query: String,
-        /// Its words.
         why: String,
     },
     /// An answer that does not come from a Prometheus.
     #[error("the server at {url} is not a Prometheus server: {why} (query: {query})")]
     Shape {
-        /// The URL of the query.
         url: String,
-        /// The query.
         query: String,
-        /// The mistake.
         why: String,
     },
 }
@@ -123,7 +96,6 @@ pub struct PrometheusAccess<'a> {
     pub authority: Option<&'a Path>,
 }
 
-/// A Prometheus.
 #[derive(Clone)]
 pub struct Prometheus {
     client: kube::Client,
@@ -223,7 +195,6 @@ impl Prometheus {
         })
     }
 
-    /// The URL.
     pub fn url(&self) -> &str {
         &self.url
     }
@@ -307,7 +278,6 @@ impl Prometheus {
 /// A query that was sent, as errors name it.
 struct SentQuery {
     url: String,
-    /// The query, shortened.
     query: String,
 }
 
@@ -354,7 +324,6 @@ impl SentQuery {
     }
 }
 
-/// A complete response of a server.
 struct ServerResponse {
     status: StatusCode,
     /// The target of a redirect.
@@ -388,7 +357,6 @@ impl ServerResponse {
     }
 }
 
-/// The parameters of a query.
 fn form(query: &str, numbers: &[(&str, f64)]) -> String {
     let mut form = form_urlencoded::Serializer::new(String::new());
     form.append_pair("query", query);
@@ -411,7 +379,6 @@ fn request(path: &str, form: String) -> Result<Request<Body>, hyper::http::Error
         .body(Body::from(form.into_bytes()))
 }
 
-/// A URL without the password.
 fn without_password(url: &str) -> String {
     let (scheme, rest) = match url.split_once("://") {
         Some((scheme, rest)) => (format!("{scheme}://"), rest),

@@ -30,7 +30,6 @@ const WARM_UP: Duration = Duration::from_secs(2);
 /// The time between two samples.
 const SAMPLE_INTERVAL: Duration = Duration::from_secs(1);
 
-/// The options of the demo.
 #[derive(Debug, Clone)]
 pub struct DemoOptions {
     /// The measured time of both halves together, in seconds. An odd number is rounded up.
@@ -48,13 +47,11 @@ pub struct DemoOptions {
 /// The state of the demo at a moment.
 #[derive(Debug, Clone)]
 pub struct DemoFrame {
-    /// The half.
     pub mode: Mode,
     /// The seconds measured so far in this half, and the length of a half in seconds.
     pub seconds: (u64, u64),
     /// The address on which the agent serves metrics.
     pub address: SocketAddr,
-    /// The pods.
     pub rows: Vec<DemoRow>,
 }
 
@@ -69,7 +66,6 @@ pub struct DemoRow {
     pub qos: String,
     /// The CPUs on which the pod may run.
     pub cpus: CpuSet,
-    /// Whether the CPUs are exclusive.
     pub exclusive: bool,
     /// The number of the pod's threads.
     pub threads: u64,
@@ -77,11 +73,8 @@ pub struct DemoRow {
     pub env: BTreeMap<String, String>,
     /// Training steps per second. For a server: requests per second.
     pub steps_per_second: f64,
-    /// Context switches per second.
     pub context_switches_per_second: f64,
-    /// Bytes received per second.
     pub receive_bytes_per_second: f64,
-    /// Bytes sent per second.
     pub transmit_bytes_per_second: f64,
     /// CFS periods per second in which the quota ran out.
     pub throttled_periods_per_second: f64,
@@ -91,10 +84,8 @@ pub struct DemoRow {
     pub note: Option<String>,
 }
 
-/// The figures of a half.
 #[derive(Debug, Clone, Serialize)]
 pub struct HalfFigures {
-    /// Steps of all workers per second.
     pub steps_per_second: f64,
     /// Context switches of the job, servers included, per step of a worker; null if no step was made.
     pub context_switches_per_step: Option<f64>,
@@ -110,10 +101,8 @@ pub struct HalfFigures {
     pub threads: u64,
 }
 
-/// The result of the demo.
 #[derive(Debug, Clone, Serialize)]
 pub struct DemoReport {
-    /// The enforcement of assignments.
     pub enforcement: &'static str,
     /// The use of the exclusive CPUs by programs outside the pods, in the second half; null if the machine does not count the
     /// use.
@@ -257,7 +246,6 @@ async fn start(pods: &[DemoPod], agent: &mut Agent, local: &mut LocalNode) -> an
     Ok(())
 }
 
-/// A measured half.
 struct Measured {
     figures: HalfFigures,
     /// The pods, with rates over the whole half.

@@ -10,7 +10,6 @@ use crate::cpu::{CpuSet, Topology};
 use crate::pod::{self, CPUS_ANNOTATION, Pod, THREADS_ANNOTATION};
 use crate::text::counted;
 
-/// The namespace in the manifests.
 const NAMESPACE: &str = "demo";
 
 /// The port of a parameter server.
@@ -31,25 +30,20 @@ pub enum Mode {
     Pinned,
 }
 
-/// A pod of the demo.
 #[derive(Debug, Clone)]
 pub struct DemoPod {
     /// The pod in the form that the agent reads.
     pub pod: Pod,
-    /// The pod's manifest.
     pub manifest: String,
     /// The arguments of the `pinfold` program in the container.
     pub args: Vec<String>,
-    /// The pod's address.
     pub address: Ipv4Addr,
 }
 
 /// The numbers of the job's pods, and their CPUs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Size {
-    /// The number of workers.
     pub workers: u32,
-    /// The CPUs of each worker.
     pub worker_cpus: u32,
     /// The number of parameter servers with one CPU. Without a server, each worker keeps the parameters itself.
     pub servers: u32,
@@ -58,11 +52,8 @@ pub struct Size {
 /// The job and the other pods of the node.
 #[derive(Debug, Clone)]
 pub struct Setting {
-    /// The job.
     pub size: Size,
-    /// The kind of the neighbors.
     pub kind: NeighborKind,
-    /// The neighbors.
     pub neighbors: Neighbors,
     /// The number of the machine's CPUs.
     online: usize,
@@ -246,7 +237,6 @@ pub fn pods(setting: &Setting, mode: Mode, run: u32) -> anyhow::Result<Vec<DemoP
     Ok(pods)
 }
 
-/// A pod of the job.
 #[derive(Clone, Copy)]
 struct JobPod<'a> {
     role: &'a str,

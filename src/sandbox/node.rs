@@ -31,7 +31,6 @@ const TOP: &str = "pinfold-demo";
 /// The agent's cgroup tree of pods.
 pub(super) const TREE: &str = "pinfold-demo/kubepods";
 
-/// The folder of the manifests.
 const FOLDER: &str = "/run/pinfold-demo";
 
 /// The longest time until the kernel removes a killed process from its cgroup.
@@ -58,7 +57,6 @@ pub(super) struct LocalNode {
     _lock: Flock<fs::File>,
 }
 
-/// A started pod.
 #[derive(Debug)]
 struct StartedPod {
     cgroup: String,
@@ -72,9 +70,7 @@ pub(super) type LineListener = Box<dyn FnMut(&[u8], Instant) + Send>;
 
 /// A pod to start, with a single container.
 pub(super) struct PodStart<'a> {
-    /// The pod, with a uid.
     pub(super) pod: &'a Pod,
-    /// The manifest, as JSON.
     pub(super) manifest: &'a str,
     /// The program of the container; the running `pinfold` program by default.
     pub(super) program: Option<PathBuf>,
@@ -119,7 +115,6 @@ impl LocalNode {
         }
     }
 
-    /// The folder of manifests.
     pub(super) fn folder(&self) -> &'static Path {
         Path::new(FOLDER)
     }
@@ -188,7 +183,6 @@ impl LocalNode {
         Ok(began)
     }
 
-    /// Writes a manifest into the folder of manifests.
     fn write_manifest(&self, pod: &str, manifest: &str) -> anyhow::Result<PathBuf> {
         let path = self.folder().join(format!("{pod}.json"));
         // A rename replaces the file, so that the agent never reads a part of the manifest.
@@ -216,7 +210,6 @@ impl LocalNode {
         Ok(cgroup)
     }
 
-    /// Creates the cgroup of the pod's container.
     fn create_container_cgroup(&self, pod: &Pod, pod_cgroup: &str) -> anyhow::Result<String> {
         let cgroup = format!("{pod_cgroup}/{}", pod.name);
         self.create_with_limits(pod, &cgroup)?;

@@ -14,7 +14,6 @@ pub(super) struct Sample {
     pub(super) unsupported: BTreeMap<String, String>,
 }
 
-/// Counters of a pod.
 #[derive(Debug, Clone, Copy, PartialEq, Default)]
 pub(super) struct SampledCounters {
     pub(super) threads: u64,
@@ -107,7 +106,6 @@ impl Sample {
         at(self).saturating_sub(at(before))
     }
 
-    /// The workers' counters.
     pub(super) fn workers(&self) -> impl Iterator<Item = &SampledCounters> {
         self.pods
             .iter()
@@ -115,7 +113,6 @@ impl Sample {
             .map(|(_, counters)| counters)
     }
 
-    /// The steps of all workers.
     pub(super) fn steps(&self) -> u64 {
         self.workers().map(|worker| worker.steps).sum()
     }

@@ -43,7 +43,6 @@ pub struct ClusterView<'a> {
     disputed: BTreeMap<&'a str, Vec<&'a str>>,
 }
 
-/// The comparison of a case with the cluster.
 struct CaseComparison {
     counts: SlotCounts,
     /// The number of nodes that the plan may label.

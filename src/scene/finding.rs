@@ -4,7 +4,6 @@ use std::fmt;
 
 use serde::Serialize;
 
-/// The severity of a finding.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Severity {
@@ -17,18 +16,14 @@ pub enum Severity {
 /// A mistake in a plan.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct Finding {
-    /// The severity.
     pub severity: Severity,
-    /// The place of the mistake.
     #[serde(flatten)]
     pub place: SourcePlace,
     /// The mistake, in a sentence.
     pub text: String,
-    /// The correction.
     pub fix: String,
 }
 
-/// The place of a mistake.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
 pub struct SourcePlace {
     /// The file, or another name for the source.

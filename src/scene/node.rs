@@ -12,26 +12,20 @@ use crate::text;
 /// The longest text of nodes that is read, in bytes: ten thousand nodes as the API server writes them.
 const MAX_TEXT: usize = 512 << 20;
 
-/// A node of the cluster.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Node {
-    /// The name.
     pub name: String,
-    /// The labels.
     pub labels: BTreeMap<String, String>,
     /// The allocatable amounts by resource; empty if unknown.
     pub allocatable: BTreeMap<String, Amount>,
     /// Whether the node is cordoned: the scheduler places no new pod on a cordoned node.
     pub cordoned: bool,
-    /// The taints.
     pub taints: Vec<NodeTaint>,
 }
 
-/// A taint of a node.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
 #[serde(expecting = "a taint")]
 pub struct NodeTaint {
-    /// The key.
     pub key: Option<String>,
     /// The value.
     pub value: Option<String>,

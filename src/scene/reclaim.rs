@@ -27,7 +27,6 @@ pub enum ItemKind {
     Service,
 }
 
-/// The outcome of a Job.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub enum JobOutcome {
     /// The Job runs, or has not begun.
@@ -35,32 +34,23 @@ pub enum JobOutcome {
     Open,
     /// The Job has succeeded. The time in seconds since 1970, if known.
     Succeeded(Option<i64>),
-    /// It has failed.
     Failed,
 }
 
 /// An object of a native job, as the API server had it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ReclaimItem {
-    /// The kind.
     pub kind: ItemKind,
-    /// The namespace.
     pub namespace: String,
-    /// The name.
     pub name: String,
-    /// The uid.
     pub uid: String,
-    /// The resource version.
     pub version: String,
-    /// The labels.
     pub labels: BTreeMap<String, String>,
-    /// The annotations.
     pub annotations: BTreeMap<String, String>,
     /// The creation time, in seconds since 1970.
     pub created: i64,
     /// Whether the object is being deleted.
     pub leaving: bool,
-    /// The outcome, for a Job.
     pub outcome: JobOutcome,
 }
 
@@ -82,18 +72,13 @@ pub enum ReclaimVerdict {
     /// The job has ended long enough ago.
     Reclaim,
     /// The servers stay until a person has looked.
-    Kept {
-        /// The reason.
-        reason: String,
-    },
+    Kept { reason: String },
 }
 
 /// A training job with parameter servers that ask to be reclaimed.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Reclaimable {
-    /// The namespace.
     pub namespace: String,
-    /// The name.
     pub job: String,
     /// The decision about the servers.
     pub verdict: ReclaimVerdict,

@@ -137,7 +137,6 @@ pub(super) fn violations(tree: &Tree) -> Vec<Violation> {
     found
 }
 
-/// The violations of any schema in a document.
 #[cfg(feature = "experiments")]
 pub(crate) fn violations_of(tree: &Tree, schema: &JSONSchemaProps) -> Vec<Violation> {
     let mut found = Vec::new();

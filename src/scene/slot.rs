@@ -12,9 +12,7 @@ pub(super) const LONG: &str = "scene.long.";
 /// A server's place in a case. The labels name the place, and no two nodes share a place.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct Slot {
-    /// The scene.
     pub scene: String,
-    /// The case.
     pub case: String,
     /// The group's type, where the scene has types.
     #[serde(rename = "type", skip_serializing_if = "Option::is_none")]

@@ -11,7 +11,6 @@ pub struct Slots {
     groups: Vec<GroupServers>,
 }
 
-/// The servers of a group.
 #[derive(Debug, Clone, PartialEq, Eq)]
 struct GroupServers {
     name: String,
@@ -109,17 +108,14 @@ impl Slots {
         }
     }
 
-    /// The scene.
     pub fn scene(&self) -> &str {
         &self.scene
     }
 
-    /// The case.
     pub fn case(&self) -> &str {
         &self.case
     }
 
-    /// The number of slots.
     pub fn len(&self) -> usize {
         self.groups.iter().map(|group| group.count as usize).sum()
     }
@@ -129,7 +125,6 @@ impl Slots {
         self.len() == 0
     }
 
-    /// The slot at a position.
     pub fn get(&self, position: usize) -> Option<Slot> {
         let (group, index) = self.locate(position)?;
         Some(Slot {
@@ -187,7 +182,6 @@ impl Slots {
         })
     }
 
-    /// All slots, in order.
     pub fn iter(&self) -> impl Iterator<Item = Slot> + '_ {
         (0..self.len()).filter_map(|position| self.get(position))
     }

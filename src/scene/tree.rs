@@ -23,7 +23,6 @@ pub(crate) enum ValueKind {
     Map(Vec<(String, Tree)>),
 }
 
-/// A step of a path.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum PathStep {
     Key(String),
@@ -37,19 +36,16 @@ pub struct Path(Vec<PathStep>);
 // === impl Path ===
 
 impl Path {
-    /// This path with a key below.
     #[must_use]
     pub fn key(&self, key: &str) -> Self {
         self.with(PathStep::Key(key.to_owned()))
     }
 
-    /// This path with an index below.
     #[must_use]
     pub fn at(&self, index: usize) -> Self {
         self.with(PathStep::Index(index))
     }
 
-    /// The path of the given keys.
     pub fn of(keys: &[&str]) -> Self {
         keys.iter().fold(Self::default(), |path, key| path.key(key))
     }
@@ -85,7 +81,6 @@ impl fmt::Display for Path {
 // === impl Tree ===
 
 impl Tree {
-    /// The value below a key.
     pub(crate) fn get(&self, key: &str) -> Option<&Self> {
         match &self.node {
             ValueKind::Map(entries) => entries
@@ -111,7 +106,6 @@ impl Tree {
         Some(here.line).filter(|&line| line > 0)
     }
 
-    /// Whether the value is null.
     pub(crate) fn is_null(&self) -> bool {
         self.node == ValueKind::Scalar(Value::Null)
     }

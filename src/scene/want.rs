@@ -12,10 +12,7 @@ use crate::text::counted;
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum WantedSlot {
     /// No slot: labels with the plan's keys and the node's claims are removed.
-    Nothing {
-        /// The reason.
-        reason: String,
-    },
+    Nothing { reason: String },
     /// A slot without a claim: the plan lists its nodes by name.
     Slot(Slot),
     /// A slot of the list. [`WantedSlot::order`] gives the order of the tries, and the first successful claim decides.
@@ -26,35 +23,25 @@ pub enum WantedSlot {
 #[derive(Debug, Clone, PartialEq)]
 pub enum SlotDuty<'a> {
     /// No plan wants the node: labels and claims of former plans are removed.
-    Free {
-        /// The reason.
-        reason: String,
-    },
+    Free { reason: String },
     /// One plan wants the node, for a slot or for a claim.
     Of(&'a ScenePlan, WantedSlot),
     /// Several active plans want the node. The node stays unchanged until the plans are corrected.
-    Disputed {
-        /// The names.
-        plans: Vec<String>,
-    },
+    Disputed { plans: Vec<String> },
 }
 
 /// Whether a node gives up its slot now.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum SwitchDecision {
-    /// Change now.
     Change {
-        /// The reason for the permission.
         reason: String,
     },
     /// Keep the old labels, and ask again when a pod has ended.
     Wait {
-        /// The reason for the wait.
         reason: String,
     },
     /// Keep the old labels until the plan is changed again.
     Refuse {
-        /// The reason.
         reason: String,
     },
 }

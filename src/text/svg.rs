@@ -144,7 +144,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn whatever_comes_is_xml_and_a_number() {
+    fn any_input_gives_valid_xml_and_numbers() {
         let mut svg = Svg::default();
         svg.text(
             (f64::NAN, 1.0),

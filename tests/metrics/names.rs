@@ -335,7 +335,7 @@ fn a_wrong_name_is_seen() {
 
 /// The served families are the families of the tables, including the agent's registry, the API and the runtime.
 #[test]
-fn what_is_served_is_in_the_tables() {
+fn every_served_family_is_in_the_tables() {
     let text = crate::node::page().text(Format::Text);
     let served: BTreeSet<(&str, &str)> = text
         .lines()

@@ -447,7 +447,7 @@ fn the_guide_shows_what_is_printed() {
 const EMPTY: &str = r#"{"status":"success","data":{"resultType":"vector","result":[]}}"#;
 
 #[test]
-fn what_is_no_prometheus_is_named_with_the_query() {
+fn answers_that_no_prometheus_gives_are_named_with_the_query() {
     let good = |result: &str| {
         format!(r#"{{"status":"success","data":{{"resultType":"vector","result":{result}}}}}"#)
     };

@@ -1,5 +1,7 @@
 //! The pods built from containerd's messages.
 
+use std::collections::BTreeSet;
+
 use pinfold::nri::{Event, Inventory};
 use pinfold::pod::{EnvSource, Pod, Qos, qos};
 
@@ -16,12 +18,15 @@ async fn pods(version: &str) -> Vec<Pod> {
     }
     let mut inventory = Inventory::default();
     let (pods, containers) = serving.plugin.existing.lock().unwrap().clone();
+    let mut sandboxes: BTreeSet<String> = pods.iter().map(|pod| pod.id.clone()).collect();
     inventory.replace(pods, containers);
     for (pod, container) in serving.plugin.created.lock().unwrap().iter() {
+        sandboxes.insert(pod.id.clone());
         inventory.put(pod.clone(), container.clone());
     }
     serving.end().await;
-    let mut pods = inventory.pods();
+    let pods = sandboxes.iter().map(|id| inventory.pod(id).unwrap());
+    let mut pods: Vec<Pod> = pods.collect();
     pods.sort_by(|left, right| left.name.cmp(&right.name));
     pods
 }

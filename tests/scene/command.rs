@@ -457,7 +457,7 @@ fn status_shows_nodes_that_wait_for_their_pods() {
 }
 
 #[test]
-fn which_plan_and_case_is_meant_must_be_said() {
+fn a_choice_of_plan_or_case_must_be_named() {
     let files = Files::new();
     let nodes = files.put("nodes.json", &node_list(1));
     let run = |text: &str, more: &[&str]| {

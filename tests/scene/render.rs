@@ -526,7 +526,7 @@ fn the_agent_knows_the_pods_and_pins_them() {
 }
 
 #[test]
-fn what_reclaims_parameter_servers_finds_it_on_the_objects() {
+fn objects_carry_the_labels_of_reclaim() {
     let rendered = rendered(&full(), "2", "2", WorkloadFormat::Native);
     for kind in ["Job", "Deployment", "Service"] {
         for object in of_kind(&rendered.objects, kind) {
@@ -772,7 +772,7 @@ const NASTY: [&str; 14] = [
 ];
 
 #[test]
-fn what_is_named_comes_out_as_it_was_named() {
+fn arguments_and_variables_survive_rendering_unchanged() {
     let Some(kubectl) = program("kubectl") else {
         return;
     };

@@ -74,7 +74,7 @@ fn the_108_nodes_of_all_cases() {
 }
 
 #[test]
-fn what_waits_says_why() {
+fn a_pending_task_has_a_reason() {
     let plan = plan(&example());
     let slots = slots(&plan, "1", "2").unwrap();
     let whole = claimed(&plan, &slots, &invented(&plan, 5, &BTreeMap::new()));

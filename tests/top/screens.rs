@@ -139,7 +139,7 @@ fn nobody_to_bring_it_back_is_no_reason_to_hang() {
 }
 
 #[test]
-fn who_was_stopped_without_being_asked_takes_the_terminal_again() {
+fn after_a_stop_from_outside_the_terminal_is_set_up_again() {
     let node = format!("node-1={}", agent(STATUS.to_owned()));
     let mut terminal = Terminal::start(80, 24, &["--node", &node]);
     terminal.until("the pods", |text| text.contains("demo/worker-0"));

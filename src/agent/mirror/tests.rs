@@ -130,7 +130,6 @@ fn paths(paths: &[&str]) -> CgroupChanges {
     }
 }
 
-/// A mirror that has read all pods of the kernel.
 fn read(kernel: &FakeKernel) -> Mirror {
     let mut mirror = Mirror::default();
     assert!(!mirror.is_complete());
@@ -218,7 +217,7 @@ fn a_pod_that_reads_differently_counts_as_changed() {
 }
 
 #[test]
-fn what_changes_while_a_program_runs_is_no_change() {
+fn memory_of_a_running_program_is_no_change() {
     let kernel = FakeKernel::with_pods(&["a"]);
     let mut mirror = read(&kernel);
     let mut pods = kernel.pods.borrow_mut();

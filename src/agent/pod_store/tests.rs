@@ -221,7 +221,6 @@ fn all_holders_of_a_pod_share_its_texts() {
     assert!(Shared::is_same(&merged.env, &of_runtime.containers[0].env));
 }
 
-/// A pod with a container that has the id.
 fn with_id(id: Option<&str>) -> Pod {
     let mut pod = pod(0, 0);
     for container in &mut pod.containers {

@@ -23,7 +23,6 @@ pub(super) struct ApiWait {
     after_timeout: Mutex<Option<watch::Receiver<ApiPods>>>,
 }
 
-/// A wait that is going on.
 struct Waiting<'a> {
     wait: &'a ApiWait,
     pods: watch::Receiver<ApiPods>,

@@ -219,6 +219,7 @@ impl PluginHandler {
         let cpu = CpuChange {
             cpus: cpuset,
             mems: memory,
+            ..CpuChange::default()
         };
         // The quota is lifted at StartContainer, when the cgroup exists. The assignment record then keeps the previous quota.
         ContainerAdjustment {

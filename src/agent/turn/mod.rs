@@ -38,7 +38,6 @@ pub struct TurnContext<'a> {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct NeedsAllPods;
 
-/// The result of a complete turn.
 #[derive(Debug, Default)]
 pub struct TurnResult {
     /// The known pods. For most requests only the request's pod.

@@ -34,12 +34,10 @@ pub(super) fn documents(path: &Path) -> anyhow::Result<Vec<Document>> {
     Ok(read(&text(path)?, &path.display().to_string())?)
 }
 
-/// The nodes in a file.
 pub(super) fn nodes(path: &Path) -> anyhow::Result<Vec<Node>> {
     Ok(read_nodes(&text(path)?, &path.display().to_string())?)
 }
 
-/// An object as YAML.
 pub(super) fn yaml(object: &impl serde::Serialize) -> anyhow::Result<String> {
     serde_saphyr::to_string(object).context("can't write YAML")
 }

@@ -13,11 +13,9 @@ use super::words::{cut, left, number, percent, seconds};
 use crate::client::{AgentStatus, MonitoredNode, PodRow};
 use crate::text::counted;
 
-/// The input of a frame.
 #[derive(Debug)]
 pub(super) struct FrameInput<'a> {
     pub(super) nodes: &'a [MonitoredNode],
-    /// The names of the nodes.
     pub(super) names: &'a [String],
     /// The rows that the view selects, in the view's order.
     pub(super) rows: &'a [Arc<PodRow>],
@@ -28,7 +26,6 @@ pub(super) struct FrameInput<'a> {
     pub(super) now: Duration,
 }
 
-/// A frame on a screen.
 #[derive(Debug)]
 pub(super) struct Frame {
     pub(super) lines: Vec<Line<'static>>,
@@ -44,7 +41,6 @@ const RED: Style = Style::new().fg(Color::Red);
 const YELLOW: Style = Style::new().fg(Color::Yellow);
 
 impl FrameInput<'_> {
-    /// The frame for a screen.
     pub(super) fn on_screen(&self, width: usize, height: usize) -> Frame {
         if self.view.help {
             let lines = help().into_iter().map(|line| Line::raw(cut(line, width)));
@@ -164,7 +160,6 @@ impl FrameInput<'_> {
             .collect()
     }
 
-    /// The shown nodes, with the index of each.
     fn shown(&self) -> Vec<(usize, &MonitoredNode)> {
         let is_shown = |number: usize| self.view.node.is_none_or(|node| node == number);
         self.nodes
@@ -284,7 +279,6 @@ impl FrameInput<'_> {
         })
     }
 
-    /// The state of a node in a line.
     fn title(&self, number: usize, node: &MonitoredNode, width: usize) -> Line<'static> {
         let name = self.names.get(number).map_or("", String::as_str);
         let mut parts = vec![(name.to_owned(), Style::new().add_modifier(Modifier::BOLD))];
@@ -341,7 +335,6 @@ impl FrameInput<'_> {
         parts
     }
 
-    /// The sum of all nodes in a line.
     fn sum(&self, shown: &[(usize, &MonitoredNode)], width: usize) -> Line<'static> {
         let statuses = || shown.iter().filter_map(|(_, node)| node.status());
         let failed = shown
@@ -365,7 +358,6 @@ impl FrameInput<'_> {
         joined(parts, width)
     }
 
-    /// A node in a list of nodes.
     fn node_line(
         &self,
         number: usize,

@@ -7,7 +7,6 @@ use nix::sys::signal::{self, SigSet, Signal};
 use nix::unistd::Pid;
 use tokio::sync::mpsc;
 
-/// The action that a signal asks for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum SignalAction {
     /// End the command with this exit code, 128 plus the signal's number.

@@ -16,7 +16,6 @@ pub(super) struct TopState {
     pub(super) view: View,
     /// The rows that the view selects, in the view's order.
     pub(super) rows: Vec<Arc<PodRow>>,
-    /// The names of the nodes.
     names: Vec<String>,
     /// The number of pods before the filter.
     pub(super) pods: usize,
@@ -40,7 +39,6 @@ impl TopState {
         }
     }
 
-    /// Passes a response on to the node.
     pub(super) fn record(&mut self, (index, at, response): NodeResponse) {
         if let Some(node) = self.nodes.get_mut(index) {
             node.record(at, response);

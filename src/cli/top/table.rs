@@ -38,11 +38,9 @@ pub(super) struct Table<'a> {
     columns: Vec<(Column, usize)>,
 }
 
-/// The input of a table.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct TableInput<'a> {
     pub(super) rows: &'a [Arc<PodRow>],
-    /// The names of the nodes.
     pub(super) names: &'a [String],
     /// Whether the rows belong to several nodes.
     pub(super) has_several_nodes: bool,
@@ -55,7 +53,6 @@ pub(super) struct TableInput<'a> {
 // === impl Table ===
 
 impl<'a> Table<'a> {
-    /// A table of a width.
     pub(super) fn new(content: &'a TableInput<'a>, width: usize) -> Self {
         Self {
             content,
@@ -98,7 +95,6 @@ impl<'a> Table<'a> {
         Line::from_iter(std::iter::once(Span::raw(" ")).chain(heading))
     }
 
-    /// The first line of a row.
     pub(super) fn first_line(&self, row: usize) -> usize {
         self.content
             .rows
@@ -142,7 +138,6 @@ impl<'a> Table<'a> {
     }
 }
 
-/// The columns that fit, with the width of each.
 fn columns(content: &TableInput<'_>, width: usize) -> Vec<(Column, usize)> {
     let widest = |texts: &mut dyn Iterator<Item = usize>, least: usize, most: usize| {
         texts.max().unwrap_or_default().clamp(least, most)

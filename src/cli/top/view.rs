@@ -13,7 +13,6 @@ const MAX_FILTER_BYTES: usize = 200;
 /// The action that a key asks for, in increasing order: of two actions, the greater includes the smaller.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum KeyAction {
-    /// No action.
     Nothing,
     /// Draw the frame again.
     Draw,

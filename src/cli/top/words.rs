@@ -25,7 +25,6 @@ pub(super) fn bytes(bytes: f64) -> String {
     }
 }
 
-/// A share, in percent.
 pub(super) fn percent(share: f64) -> String {
     let value = 100.0 * share.max(0.0);
     if value >= 99.95 {

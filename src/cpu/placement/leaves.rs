@@ -13,7 +13,6 @@ use super::search::{NodePart, NodePrice, NodeShape, OuterPrice, OwnPrice, Search
 #[derive(Debug)]
 struct ClassCores<P> {
     class: Class,
-    /// The number of cores.
     cores: usize,
     /// The cores' available CPUs, by index into the search's threads.
     threads: Range<usize>,
@@ -85,7 +84,6 @@ impl<'a, P: Price> Search<'a, P> {
         node
     }
 
-    /// The node of a class.
     fn class(&mut self, class_cores: ClassCores<P>, price: NodePrice<'a, P>) -> usize {
         let ClassCores {
             class,

@@ -120,9 +120,7 @@ type CellKey = (Option<u32>, Option<u32>, Option<u32>);
 struct GroupedCpus {
     /// The ids of the online CPUs, ascending.
     ids: Vec<u32>,
-    /// The key of each CPU's cell.
     keys: Vec<CellKey>,
-    /// The CPUs of each core.
     cores: Vec<Vec<usize>>,
     /// All groups but cores.
     groups: Vec<PriceGroup>,

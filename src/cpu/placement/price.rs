@@ -17,7 +17,6 @@ pub(super) trait Price: Copy + Ord + Debug + Add<Output = Self> + Sum {
     /// taken from groups.
     const HAS_PREFERENCES: bool;
 
-    /// The price zero.
     const NOTHING: Self;
     /// Above every placement's price. Only compared, never added.
     const NEVER: Self;
@@ -26,7 +25,6 @@ pub(super) trait Price: Copy + Ord + Debug + Add<Output = Self> + Sum {
 
     /// The price per unwanted CPU. 0 in a type without preferences.
     const UNWANTED: Self;
-    /// The price per split core.
     const SPLIT_CORE: Self;
     /// The price per CPU and step of distance from the devices. 0 in a type without preferences.
     const DISTANCE: Self;

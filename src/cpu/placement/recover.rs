@@ -15,7 +15,6 @@ use crate::cpu::CpuSet;
 
 const BITS: usize = 64;
 
-/// Computed sets of CPUs.
 #[derive(Debug)]
 struct ComputedSets {
     /// Words per set.
@@ -177,7 +176,6 @@ impl<P: Price> Search<'_, P> {
             .map_or(0, |list| list.pattern)
     }
 
-    /// The entry of a list for a count.
     fn at(&self, list: usize, count: usize) -> Option<usize> {
         let entries = self.lists[list].entries.clone();
         self.counts[entries.clone()]

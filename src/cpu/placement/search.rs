@@ -59,9 +59,13 @@ pub(super) enum NodeShape {
     /// No CPU is free.
     Empty,
     /// Cores of the same class, ordered by the first available CPU of each core.
-    Class { class: Class, threads: Range<usize> },
-    /// A piece of a core.
-    Piece { threads: Range<usize> },
+    Class {
+        class: Class,
+        threads: Range<usize>,
+    },
+    Piece {
+        threads: Range<usize>,
+    },
     /// The join of two nodes, with the combinable pairs of lists.
     Join {
         a: usize,
@@ -256,7 +260,6 @@ impl<'a, P: Price> Search<'a, P> {
         }
     }
 
-    /// The node of a block with a single cell.
     fn leaf(&mut self, block: &'a Block, cell: &Cell, price: NodePrice<'a, P>) -> usize {
         let NodePrice { own, outer } = price;
         let node = match cell {

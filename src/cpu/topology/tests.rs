@@ -85,7 +85,7 @@ fn lists_are_cut_to_the_online_cpus() {
 }
 
 #[test]
-fn what_the_machine_does_not_tell_is_none_and_coarse() {
+fn unknown_levels_of_a_topology_are_none_or_coarse() {
     let topology = Topology::from_facts(TopologyFacts {
         online: set("0-3"),
         cores: sets(&["0-1"]),

@@ -253,7 +253,6 @@ impl Finder<'_> {
 
 /// How the candidates of two plans overlap.
 enum Overlap {
-    /// By these nodes.
     Nodes(Vec<String>),
     /// A full overlap: both plans have the same selector.
     Same,

@@ -9,9 +9,7 @@ use crate::scene::{Amount, Amounts, ScenePlan};
 /// Requests and limits of a role's tasks.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct TaskResources {
-    /// Requests, by resource.
     pub requests: BTreeMap<String, Amount>,
-    /// Limits, by resource.
     pub limits: BTreeMap<String, Amount>,
     /// Whether the tasks get exclusive CPUs, if the job or the plan says.
     pub pin: Option<bool>,

@@ -31,7 +31,6 @@ pub enum WorkloadFormat {
 /// Which part of a cluster is made; everything, if nothing is said.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Slice {
-    /// One role alone.
     pub role: Option<String>,
     /// The first task of the slice.
     pub from: Option<u32>,
@@ -71,7 +70,6 @@ pub(super) fn value(object: &impl Serialize) -> Result<Value, String> {
 // === impl ResolvedJob ===
 
 impl ResolvedJob<'_> {
-    /// All tasks.
     pub(super) fn tasks(&self) -> impl Iterator<Item = JobTask> {
         self.roles
             .iter()
@@ -138,7 +136,6 @@ impl ResolvedJob<'_> {
             .collect()
     }
 
-    /// The tasks of a slice.
     pub(super) fn chosen(&self, slice: &Slice, faults: &mut Faults) -> Vec<JobTask> {
         if *slice == Slice::default() {
             return self.tasks().collect();

@@ -40,7 +40,6 @@ fn parts(path: &str) -> Vec<&str> {
         .collect()
 }
 
-/// The claim of a folder on a volume.
 fn claim(job: &str, name: &str, folder: &Folder) -> Option<String> {
     folder.host_path.is_none().then(|| {
         folder
@@ -183,7 +182,6 @@ impl ResolvedJob<'_> {
         }
     }
 
-    /// The claims to create.
     pub(super) fn claims(&self) -> Vec<PersistentVolumeClaim> {
         let made = folders(self.job).filter_map(|(name, folder)| {
             let size = Quantity(folder.size.clone()?);
@@ -214,7 +212,6 @@ impl ResolvedJob<'_> {
         made.collect()
     }
 
-    /// The volumes of each pod.
     pub(super) fn volumes(&self) -> Option<Vec<Volume>> {
         let volumes = folders(self.job).map(|(name, folder)| Volume {
             name: name.to_owned(),
@@ -233,7 +230,6 @@ impl ResolvedJob<'_> {
         Some(volumes.collect()).filter(|volumes: &Vec<_>| !volumes.is_empty())
     }
 
-    /// The mounts of each container.
     pub(super) fn mounts(&self) -> Option<Vec<VolumeMount>> {
         let mounts = folders(self.job).map(|(name, folder)| VolumeMount {
             name: name.to_owned(),

@@ -50,7 +50,6 @@ const LARGEST_STORED: usize = 900_000;
 /// A training cluster's objects, in the order in which they are to be created.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Rendered {
-    /// The objects.
     pub objects: Vec<Value>,
     /// Warnings for the person who applies the objects.
     pub warnings: Vec<String>,

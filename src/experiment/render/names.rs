@@ -36,7 +36,6 @@ impl ResolvedJob<'_> {
         self.check_object_names(faults);
     }
 
-    /// Checks the names of the objects that the job refers to.
     fn check_object_names(&self, faults: &mut Faults) {
         let gang = self.job.gang.as_ref();
         for (what, name) in [

@@ -36,10 +36,8 @@ const OPERATOR: [&str; 2] = [
     "training.kubeflow.org/replica-type",
 ];
 
-/// The task of the pod.
 #[derive(Clone, Copy)]
 pub(super) enum PodTasks<'a> {
-    /// One task's.
     Task(&'a JobTask),
     /// All tasks' of a role, which are on servers of one group.
     Role(&'a RoleTasks),
@@ -112,7 +110,6 @@ impl ResolvedJob<'_> {
         labels
     }
 
-    /// The template of a pod with this restart policy.
     pub(super) fn template(&self, of: PodTasks<'_>, restart: &str) -> PodTemplateSpec {
         let role = of.role();
         let index = match of {
@@ -407,7 +404,6 @@ impl ResolvedJob<'_> {
             .collect()
     }
 
-    /// A variable with a value of the ConfigMap with the hosts.
     fn config_map_variable(&self, name: &str, key: &str) -> EnvVar {
         EnvVar {
             name: name.to_owned(),

@@ -7,34 +7,27 @@ use crate::scene::{CHIEF, EVALUATOR, NoSuchCase, PS, ScenePlan, Slot, slots};
 /// The roles of a training cluster, in the order of the written objects.
 pub const ROLES: [&str; 4] = [PS, CHIEF, "worker", EVALUATOR];
 
-/// A task of a case.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct JobTask {
-    /// The role.
     pub role: String,
     /// The number within the role.
     pub index: u32,
-    /// The slot.
     pub slot: Slot,
 }
 
-/// The tasks of a role in a case.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct RoleTasks {
-    /// The role.
     pub role: String,
     /// The groups that run the role, in the plan's order.
     pub groups: Vec<TaskShare>,
 }
 
-/// The tasks of a role in a group.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct TaskShare {
     /// The group's type.
     pub kind: Option<String>,
     /// The group's servers in the case.
     pub servers: u32,
-    /// Tasks on each.
     pub per_node: u32,
 }
 

@@ -12,7 +12,6 @@ use super::model::{Condition, Part, Question, Run};
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub enum Verdict {
-    /// Too few blocks for a verdict.
     TooFew,
     /// The ratio is above 1. The effect may still be small: see [`Contrast::is_within_margin`].
     More,
@@ -28,7 +27,6 @@ pub enum Verdict {
 #[derive(Debug, Clone, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Contrast {
-    /// The question.
     pub question: Question,
     /// The part of the experiment that answers it.
     pub part: Part,
@@ -67,7 +65,6 @@ pub enum RunError {
     UnplannedCondition {
         /// The run's block, from 0.
         block: usize,
-        /// The run's condition.
         condition: Condition,
     },
     /// Two runs in the place of one. Whoever repeats a failed run leaves the failed one out.
@@ -75,7 +72,6 @@ pub enum RunError {
     Twice {
         /// The runs' block, from 0.
         block: usize,
-        /// The runs' condition.
         condition: Condition,
     },
     /// A value that has no ratio to others.

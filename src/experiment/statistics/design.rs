@@ -60,10 +60,8 @@ pub enum ExtensionError {
          repeats or as extendable"
     )]
     NotExtendable,
-    /// The one extension was used.
     #[error("the experiment was already extended once: plan a new experiment with more repeats")]
     AlreadyExtended,
-    /// The extension has no blocks.
     #[error("an extension by 0 repeats changes nothing: name how many repeats to add")]
     Nothing,
 }
@@ -164,7 +162,6 @@ impl Design {
         1.0 - self.error_probability()
     }
 
-    /// The probability of error in one look.
     pub(super) fn error_probability(&self) -> f64 {
         if self.extendable { WRONG / 2.0 } else { WRONG }
     }

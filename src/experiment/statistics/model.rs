@@ -17,11 +17,8 @@ pub struct Way {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Condition {
-    /// The scene.
     pub scene: usize,
-    /// The case.
     pub case: usize,
-    /// The way.
     pub way: Way,
 }
 
@@ -31,7 +28,6 @@ pub struct Condition {
 pub struct Run {
     /// The block from 0: the repeat or round that holds every condition once.
     pub block: usize,
-    /// The condition.
     pub condition: Condition,
     /// The value, in any unit that is 0 for nothing, for example steps per second.
     pub value: f64,

@@ -7,11 +7,9 @@ use super::design::Design;
 use super::estimate::Estimate;
 use super::model::{Condition, Part, Run};
 
-/// A point of a speedup curve.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct SpeedupPoint {
-    /// The case.
     pub case: usize,
     /// Its size, as given, for example the number of workers.
     pub size: f64,
@@ -20,7 +18,6 @@ pub struct SpeedupPoint {
     /// The values of the case divided by those of the base in the same blocks; exactly 1 for the base itself. `None` without
     /// blocks that have both, and if the base made nothing.
     pub speedup: Option<Estimate>,
-    /// The blocks behind the speedup.
     pub blocks: usize,
 }
 

@@ -2,21 +2,14 @@
 
 use serde::Serialize;
 
-/// Values in short.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Summary {
-    /// The number of values.
     pub values: usize,
-    /// The middle one.
     pub median: f64,
-    /// The lower quartile.
     pub lower_quartile: f64,
-    /// The upper quartile.
     pub upper_quartile: f64,
-    /// The least.
     pub least: f64,
-    /// The greatest.
     pub greatest: f64,
 }
 

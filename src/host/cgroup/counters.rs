@@ -14,7 +14,6 @@ use crate::host::file::{self, FileError, Reader};
 /// CPU controller counters of a cgroup since its creation; `None` where no controller counts the value.
 #[derive(Debug, Clone, Copy, PartialEq, Default)]
 pub struct CpuStat {
-    /// CPU time used.
     pub usage: Option<Duration>,
     /// CFS periods in which the cgroup ran.
     pub periods: Option<u64>,
@@ -48,7 +47,6 @@ pub enum CpuUsage {
 /// A cgroup's memory on one NUMA node.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct NumaUsage {
-    /// The NUMA node.
     pub numa: u32,
     /// Bytes of files held in memory.
     pub file: u64,
@@ -78,7 +76,6 @@ pub struct Counters {
     files: OpenFiles,
 }
 
-/// The open files of all cgroups.
 #[derive(Debug)]
 struct OpenFiles {
     reader: Reader,
@@ -89,7 +86,6 @@ struct OpenFiles {
     most: usize,
 }
 
-/// The counters of one cgroup.
 #[derive(Debug)]
 pub struct CgroupCounters<'a> {
     cgroups: &'a Cgroups,
@@ -397,14 +393,13 @@ mod tests {
     use std::fs;
 
     impl Counters {
-        /// The number of open files.
         pub(crate) fn open_count(&self) -> usize {
             self.files.count
         }
     }
 
     #[test]
-    fn what_is_gone_is_nothing_and_what_comes_back_is_read_anew() {
+    fn an_ended_cgroup_has_no_counters_and_a_new_one_is_read_anew() {
         let dir = tempfile::tempdir().unwrap();
         let root = dir.path();
         fs::write(root.join("cgroup.controllers"), "cpuset cpu memory\n").unwrap();

@@ -21,11 +21,9 @@ pub(super) enum PodTreeEntry {
         /// The pod's uid as the API writes it (or the hash of a static pod).
         uid: String,
     },
-    /// Any other directory.
     Other,
 }
 
-/// The group of the system pods.
 const SYSTEM: &str = "system";
 
 /// How the names of the slices between the pods' tree and pods end.

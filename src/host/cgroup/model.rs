@@ -41,7 +41,6 @@ pub struct Cgroups {
 /// The failure of an operation on cgroups.
 #[derive(Debug, thiserror::Error)]
 pub enum CgroupError {
-    /// No hierarchy has the cpuset controller.
     #[error(
         "no cgroup hierarchy with the cpuset controller below {}: mount cgroup v2 there, or cgroup v1 with cpuset at \
          {}/cpuset, or name the right folder with --cgroup-dir", root.display(), root.display()
@@ -56,7 +55,6 @@ pub enum CgroupError {
     /// A CPU list from the kernel can't be parsed.
     #[error("{} holds no CPU list", path.display())]
     Malformed {
-        /// The file.
         path: PathBuf,
         /// The parser's error.
         source: crate::cpu::ParseCpuSetError,
@@ -64,11 +62,8 @@ pub enum CgroupError {
     /// The CPU quota can't be read or written.
     #[error("can't {operation} the CPU quota of cgroup {}", path.display())]
     Quota {
-        /// The operation.
         operation: &'static str,
-        /// The cgroup.
         path: PathBuf,
-        /// Whether the cgroup is gone.
         is_gone: bool,
         /// The kernel's error, or the parser's.
         source: Box<dyn std::error::Error + Send + Sync>,
@@ -79,7 +74,6 @@ pub enum CgroupError {
     /// The kernel accepted the write of a partition, but made no partition.
     #[error("the kernel made no partition: {} contains {says:?}", path.display())]
     Partition {
-        /// The file.
         path: PathBuf,
         /// The file's text.
         says: String,
@@ -87,16 +81,13 @@ pub enum CgroupError {
     /// A directory could not be made, listed or removed, or an attribute could not be read or set.
     #[error("can't {operation} cgroup {}", path.display())]
     Directory {
-        /// The operation.
         operation: &'static str,
-        /// The cgroup.
         path: PathBuf,
         /// The kernel's error.
         source: io::Error,
     },
 }
 
-/// The result of an operation on cgroups.
 pub(super) type Result<T, E = CgroupError> = std::result::Result<T, E>;
 
 /// A cgroup's CPUs as the kernel reports them.
@@ -104,7 +95,6 @@ pub(super) type Result<T, E = CgroupError> = std::result::Result<T, E>;
 pub struct Cpuset {
     /// The written CPUs (`cpuset.cpus`); empty on v2 if nothing was written.
     pub cpus: CpuSet,
-    /// The effective CPUs.
     pub effective: CpuSet,
     /// The CPUs that the cgroup may hold as exclusive (`cpuset.cpus.exclusive`); empty if nothing
     /// was written.

@@ -23,7 +23,6 @@ pub struct NestedCgroup {
     pub narrowed_from: Option<CpuSet>,
 }
 
-/// The text of a note.
 #[derive(Debug, Serialize, Deserialize)]
 struct Note {
     version: u32,

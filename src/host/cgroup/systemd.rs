@@ -39,19 +39,14 @@ pub enum SystemdError {
          (/run/dbus/system_bus_socket) mounted, and does dbus run?"
     )]
     Unreachable {
-        /// The unit.
         unit: String,
-        /// The property and its new value.
         setting: String,
         /// The failure of the connection.
         source: Box<zbus::Error>,
     },
-    /// systemd refused the call.
     #[error("systemd refused {setting} for unit {unit}")]
     Refused {
-        /// The unit.
         unit: String,
-        /// The property and its new value.
         setting: String,
         /// systemd's answer.
         source: Box<zbus::Error>,
@@ -59,11 +54,8 @@ pub enum SystemdError {
     /// systemd accepted the call, and the cgroup's file has another value.
     #[error("systemd accepted {setting} for unit {unit}, but {} has another value", path.display())]
     NotWritten {
-        /// The unit.
         unit: String,
-        /// The property and its new value.
         setting: String,
-        /// The file.
         path: PathBuf,
     },
 }

@@ -23,7 +23,6 @@ pub struct PodCgroup {
     pub uid: String,
     /// The cgroup's CPUs.
     pub cpuset: Cpuset,
-    /// The cgroup's quota.
     pub quota: Option<Quota>,
     /// The text of the cgroup's assignment record.
     pub record_text: Option<String>,
@@ -40,13 +39,11 @@ pub struct ContainerCgroup {
     pub id: String,
     /// The cgroup's CPUs.
     pub cpuset: Cpuset,
-    /// The cgroup's quota.
     pub quota: Option<Quota>,
     /// The text of the cgroup's assignment record.
     pub record_text: Option<String>,
     /// Whether the cgroup or a cgroup below holds a process.
     pub populated: bool,
-    /// The cgroup's memory.
     pub memory: CgroupMemory,
     /// The cgroups that the container has made inside its own, on v1 only.
     pub nested: Vec<NestedCgroup>,
@@ -98,7 +95,6 @@ impl ContainerCgroup {
 // === impl Cgroups ===
 
 impl Cgroups {
-    /// Whether a cgroup exists at the path.
     pub fn exists(&self, path: &str) -> bool {
         self.root().join(path).is_dir()
     }

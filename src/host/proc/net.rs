@@ -9,7 +9,6 @@ use crate::host::netns::NetnsRef;
 /// Counters of a network interface since the interface's creation.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct InterfaceTraffic {
-    /// Received data.
     pub receive: PacketCounts,
     /// Sent data.
     pub transmit: PacketCounts,
@@ -18,13 +17,9 @@ pub struct InterfaceTraffic {
 /// Counters of received or of sent data.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct PacketCounts {
-    /// Bytes.
     pub bytes: u64,
-    /// Packets.
     pub packets: u64,
-    /// Packets with errors.
     pub errors: u64,
-    /// Dropped packets.
     pub dropped: u64,
 }
 
@@ -181,7 +176,7 @@ veth-very-long1: 0 0 0 0 0 0 0 0 0 0 0 0 0 0 0 0
     }
 
     #[test]
-    fn what_is_cut_short_or_no_number_is_nothing() {
+    fn truncated_or_malformed_lines_are_left_out() {
         assert_eq!(
             interfaces(""),
             Some(Vec::new()),
@@ -249,7 +244,7 @@ IpExt: 0 0
     }
 
     #[test]
-    fn what_is_not_there_is_not_zero() {
+    fn a_missing_counter_is_none_instead_of_zero() {
         assert_eq!((NamespaceTcpCounts::parse(""), timeouts("")), (None, None));
         for other in [
             SNMP.replace("RetransSegs", "Retrans"),

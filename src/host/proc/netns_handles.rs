@@ -177,7 +177,6 @@ mod tests {
     use super::*;
 
     impl NetnsHandles {
-        /// The number of open handles.
         pub(crate) fn open_count(&self) -> usize {
             self.count
         }

@@ -15,7 +15,6 @@ use crate::host::file;
 /// The longest readable environment in bytes. Usual environments have a few kilobytes.
 const ENVIRONMENT: u64 = 256 * 1024;
 
-/// A thread.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Task {
     /// The thread id.

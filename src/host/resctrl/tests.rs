@@ -68,7 +68,7 @@ fn set(list: &str) -> CpuSet {
 }
 
 #[test]
-fn what_is_missing_is_told_with_what_to_do() {
+fn a_missing_resctrl_is_named_with_the_remedy() {
     let root = tempfile::tempdir().unwrap();
     let resctrl = Resctrl::new(root.path());
     let says = || resctrl.available_groups().unwrap_err().to_string();

@@ -40,7 +40,6 @@ enum Setting {
 // === impl Setting ===
 
 impl Setting {
-    /// The setting that a step writes.
     fn of(step: &Step) -> Option<Self> {
         match step {
             Step::Make { .. }

@@ -4,16 +4,12 @@ use crate::cpu::CpuSet;
 use crate::host::cgroup::CgroupError;
 use crate::pin::Step;
 
-/// A step and its result.
 #[derive(Debug)]
 pub struct AppliedStep {
-    /// The step.
     pub step: Step,
-    /// The result of the step.
     pub outcome: StepOutcome,
 }
 
-/// The result of a step.
 #[derive(Debug)]
 pub enum StepOutcome {
     /// The kernel confirms the step.
@@ -54,10 +50,7 @@ pub enum StepOutcome {
     /// Not tried: the record is still needed, because the cgroup, or a cgroup below, still holds exclusive CPUs.
     Unrestored,
     /// Not tried: a container failed to give up some of the CPUs.
-    Blocked {
-        /// The CPUs.
-        cpus: CpuSet,
-    },
+    Blocked { cpus: CpuSet },
 }
 
 // === impl StepOutcome ===

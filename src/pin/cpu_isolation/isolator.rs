@@ -48,7 +48,6 @@ pub struct ManagedIrq {
 /// Knobs with the same read or write error.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct KnobFailure {
-    /// The error.
     pub reason: String,
     /// The names of the knobs; empty if the error concerns all knobs.
     pub what: Vec<String>,

@@ -74,12 +74,10 @@ struct KnobGroup {
 // === impl KnobRecord ===
 
 impl KnobRecord {
-    /// A record of the given knobs.
     pub(super) fn new(entries: BTreeMap<Knob, KnobHistory>) -> Self {
         Self { entries }
     }
 
-    /// The history of each knob.
     pub fn entries(&self) -> &BTreeMap<Knob, KnobHistory> {
         &self.entries
     }
@@ -268,7 +266,7 @@ mod tests {
     }
 
     #[test]
-    fn what_would_not_fit_in_memory_is_refused() {
+    fn a_record_too_large_for_memory_is_refused() {
         let note = |groups: &[&str]| {
             KnobRecord::parse(Some(&format!(
                 r#"{{"version":1,"groups":[{}]}}"#,

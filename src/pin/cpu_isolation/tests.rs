@@ -229,7 +229,7 @@ fn interrupts_keep_cpus_that_become_those_of_new_interrupts() {
 }
 
 #[test]
-fn what_others_wrote_since_is_left_alone() {
+fn a_later_value_of_another_program_is_left_alone() {
     let mut kernel = KnobKernel::new(&[
         (Knob::Irq(1), "0-7"),
         (Knob::Irq(2), "0-7"),
@@ -251,7 +251,7 @@ fn what_others_wrote_since_is_left_alone() {
 }
 
 #[test]
-fn what_the_kernel_manages_is_tried_once() {
+fn an_interrupt_managed_by_the_kernel_is_tried_once() {
     let mut kernel = KnobKernel::new(&[(Knob::Irq(1), "2"), (Knob::Irq(2), "2")]);
     kernel.managed.insert(Knob::Irq(1));
     assert_eq!(kernel.plan(ALL, &set("2")).writes.len(), 2);

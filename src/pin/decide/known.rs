@@ -27,10 +27,8 @@ pub enum Description {
     Missing,
 }
 
-/// What is known of a pod besides its description.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct KnownPod<'a> {
-    /// The source of the description.
     pub description: Description,
     /// The existing containers by the runtime's word; `None` for a pod that the runtime does not know.
     pub listed: Option<BTreeSet<&'a str>>,

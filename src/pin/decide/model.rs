@@ -16,7 +16,6 @@ use crate::pod::{
 /// What decisions need to know about the node, apart from its pods.
 #[derive(Debug, Clone, Copy)]
 pub struct DecisionContext<'a> {
-    /// The machine.
     pub topology: &'a Topology,
     /// The machine's placer.
     pub placer: &'a Placer,
@@ -42,7 +41,6 @@ pub struct DecisionContext<'a> {
 /// The input of decisions, besides the ledger.
 #[derive(Debug, Clone, Copy)]
 pub struct DecisionInput<'a> {
-    /// The node.
     pub context: DecisionContext<'a>,
     /// The pods of the node. Earlier pods are served first.
     pub pods: &'a [Arc<RecognizedPod>],
@@ -64,7 +62,6 @@ impl<'a> DecisionInput<'a> {
     }
 }
 
-/// A move of a running container.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct ContainerMove {
     /// The pod's namespace.
@@ -180,7 +177,6 @@ impl<'a> PodRequest<'a> {
         self.pod.container(name).is_some()
     }
 
-    /// Whether a container exists.
     pub(super) fn exists(&self, name: &str) -> bool {
         self.known.is_some_and(|known| known.exists(name))
     }

@@ -182,7 +182,7 @@ fn the_reserved_core_is_kept_and_the_rest_is_dealt() {
 }
 
 #[test]
-fn what_runs_stays_wherever_it_is() {
+fn a_running_container_stays_even_on_bad_cpus() {
     // No placement would spread the CPUs like this, and CPU 0 is even reserved. Moving the container would be worse.
     let decisions = decided(
         &[app("b", 2), app("a", 3)],
@@ -328,7 +328,7 @@ fn fewest(containers: &[(&str, ContainerKind, u64)], more: &[(&str, &str, &str)]
 }
 
 #[test]
-fn who_wants_the_fewest_numa_nodes_shares_rather_than_being_split() {
+fn with_fewest_numa_nodes_required_a_container_is_shared_rather_than_split() {
     let one = |cpus: u64| fewest(&[("main", ContainerKind::App, cpus * 1000)], &[]);
     assert_eq!(cpus(&one(6)), ["2-7"]);
     let refused = one(7);

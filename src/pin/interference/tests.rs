@@ -325,7 +325,7 @@ fn readings_that_contradict_are_left_out() {
 }
 
 #[test]
-fn what_is_not_noted_is_forgotten() {
+fn an_owner_without_new_notes_is_forgotten() {
     let (mut times, cpus) = (InterferenceTracker::default(), "1".parse().unwrap());
     times.note("a", &cpus, &total(0), (&sample(0, 0), &sample(0, 0)));
     times.sweep();

@@ -183,7 +183,6 @@ impl<'a> PartitionState<'a> {
         self.steps.extend(steps);
     }
 
-    /// Partitions shrink or end.
     fn shrink_partitions(&mut self) {
         for (path, _, target) in self.leaf_targets() {
             let rest = self.held(path).intersection(&target);
@@ -461,7 +460,6 @@ impl<'a> PartitionState<'a> {
     }
 }
 
-/// The steps of the last phase.
 #[derive(Default)]
 struct LastPhase {
     writes: Vec<Step>,

@@ -104,7 +104,6 @@ pub(super) fn give_back_quota(
     })
 }
 
-/// The step to write a record.
 pub(super) fn write_record(path: &str, record: AssignmentRecord) -> Step {
     Step::Record {
         path: path.to_owned(),
@@ -112,7 +111,6 @@ pub(super) fn write_record(path: &str, record: AssignmentRecord) -> Step {
     }
 }
 
-/// The step to remove a record.
 pub(super) fn remove_record(path: &str) -> Step {
     Step::Record {
         path: path.to_owned(),

@@ -14,16 +14,12 @@ const MAX_EVIDENCE: usize = 80;
 pub(crate) enum Launch {
     /// The program starts a number of processes in this container.
     Processes {
-        /// The number.
         count: NonZeroUsize,
         /// The evidence: the launcher's name or its option.
         evidence: String,
     },
     /// The program starts a number of processes that the command line does not tell.
-    Unclear {
-        /// The evidence.
-        evidence: String,
-    },
+    Unclear { evidence: String },
 }
 
 /// An option's name without dashes, with `-` for `_`; none for a word that is no option.
@@ -295,7 +291,6 @@ pub(super) struct Options<'w> {
     found: Vec<(String, String, &'w str)>,
     /// The first option that is not known and may have a value.
     doubtful: Option<&'w str>,
-    /// The program with its own options.
     pub(super) program: &'w [String],
 }
 

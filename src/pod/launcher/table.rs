@@ -19,7 +19,6 @@ pub(super) struct Launcher {
     pub(super) subcommand: &'static str,
     /// Options without a value.
     pub(super) flags: &'static [&'static str],
-    /// Options with a value.
     pub(super) values: &'static [&'static str],
     /// Whether an option in neither list has a value.
     pub(super) others_have_values: bool,

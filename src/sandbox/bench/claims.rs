@@ -10,11 +10,9 @@ use super::plan::{BenchPlan, BenchProgram, counted};
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Claim {
-    /// The claim of the article.
     pub claimed: &'static str,
     /// The ways that the claim compares.
     pub comparison: Comparison,
-    /// The metric of the claim.
     pub metric: Metric,
     /// The bench's result, in words.
     pub here: String,

@@ -21,12 +21,10 @@ const NETWORK: Ipv4Addr = Ipv4Addr::new(10, 77, 0, 2);
 /// The most pods with an address: a network has 254 addresses.
 pub const MOST_ADDRESSES: u32 = 200;
 
-/// A pod of a run.
 #[derive(Debug, Clone)]
 pub struct BenchPod {
     /// The pod in the form that the agent reads.
     pub pod: Pod,
-    /// The pod's manifest.
     pub manifest: String,
     /// The pod's role in the job.
     pub part: PodWork,
@@ -42,16 +40,13 @@ pub struct BenchPod {
     pub runs_command: bool,
 }
 
-/// The work of a pod.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum PodWork {
     /// A parameter server of the built-in job.
     Ps,
     /// A worker of the built-in job.
     Worker,
-    /// A copy of the command.
     Command,
-    /// A neighbor of the job.
     Neighbor,
 }
 

@@ -75,7 +75,6 @@ struct PodOutput {
 struct PodStates {
     /// The indexes of terminated copies of the command.
     ended: Vec<usize>,
-    /// Whether all pods have the planned CPUs.
     as_planned: bool,
 }
 

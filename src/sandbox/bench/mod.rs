@@ -51,7 +51,6 @@ pub const NOTHING_TO_COMPARE: &str = "enforcement observe pins nothing, so the b
 /// The task and the environment of a bench.
 #[derive(Debug, Clone)]
 pub struct BenchOptions {
-    /// The runs of the bench.
     pub plan: BenchPlan,
     /// The enforcement of pinned CPUs.
     pub enforcement: EnforcementChoice,
@@ -59,12 +58,10 @@ pub struct BenchOptions {
     pub cgroup_dir: PathBuf,
 }
 
-/// The progress of a bench.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct BenchProgress {
     /// The number of finished runs.
     pub done: usize,
-    /// The number of all runs.
     pub runs: usize,
     /// The way of the current run.
     pub way: Way,

@@ -14,7 +14,6 @@ use crate::sandbox::interference::MeasuredInterference;
 pub struct Run {
     /// The index of the round, from 0.
     pub round: usize,
-    /// The way of the run.
     #[serde(flatten)]
     pub way: Way,
     /// The measured time, in seconds.
@@ -26,15 +25,12 @@ pub struct Run {
     /// The use of the exclusive CPUs by programs outside the pods; null on shared CPUs, and if the machine does not count the
     /// use.
     pub interference: Option<MeasuredInterference>,
-    /// The compared figures.
     pub figures: BTreeMap<Metric, f64>,
 }
 
-/// A metric of a run.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub enum Metric {
-    /// Steps of all workers per second.
     StepsPerSecond,
     /// The median time of a step, in milliseconds.
     StepMsP50,
@@ -76,7 +72,6 @@ pub enum Comparison {
 pub struct Effect {
     /// The compared ways.
     pub comparison: Comparison,
-    /// The compared metric.
     pub metric: Metric,
     /// The ratio over the rounds, with its interval; null if a round gives no ratio.
     pub ratio: Option<Estimate>,
@@ -90,11 +85,9 @@ pub struct Effect {
     pub rounds: Vec<f64>,
 }
 
-/// The figures of a way.
 #[derive(Debug, Clone, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct WaySummary {
-    /// The way.
     #[serde(flatten)]
     pub way: Way,
     /// The number of threads of the job, in the last run of the way.
@@ -107,9 +100,7 @@ pub struct WaySummary {
 #[derive(Debug, Clone, Default, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct MachineFacts {
-    /// The enforcement of assignments.
     pub enforcement: String,
-    /// The reason for this enforcement.
     pub enforcement_reason: String,
     /// The use of the exclusive CPUs by programs outside the pods, in all pinned runs together; null if the machine does not
     /// count the use.
@@ -162,7 +153,6 @@ impl Comparison {
         Self::RightPinned,
     ];
 
-    /// The name for people.
     pub fn name(self) -> &'static str {
         match self {
             Self::Pinned => "pinned vs shared",

@@ -19,7 +19,6 @@ const ROW: f64 = 26.0;
 const INK: &str = "#222222";
 const PALE: &str = "#8a8a8a";
 
-/// Draws a report.
 pub fn draw(report: &BenchReport) -> String {
     let mut svg = Svg::default();
     let step = report.step();

@@ -81,9 +81,7 @@ pub struct PlanOptions {
 #[derive(Debug, Clone, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct BenchPlan {
-    /// Online CPUs.
     pub online: CpuSet,
-    /// The reserved CPUs.
     pub reserved: CpuSet,
     /// The built-in job, or a command.
     pub work: BenchProgram,
@@ -109,16 +107,13 @@ pub struct BenchPlan {
     pub rounds: Vec<[Way; 4]>,
 }
 
-/// The program that a bench runs.
 #[derive(Debug, Clone, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub enum BenchProgram {
     /// The built-in training job with parameter servers.
     BuiltIn,
-    /// A command.
     #[serde(rename_all = "camelCase")]
     Command {
-        /// The line for the shell.
         line: String,
         /// The pattern of a step; null if the bench measures the duration.
         steps: Option<Pattern>,
@@ -128,18 +123,11 @@ pub enum BenchProgram {
 /// The reason why no plan is possible.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum PlanError {
-    /// The machine has no CPU for exclusive use.
     #[error(
         "no CPU for exclusive use: of the CPUs {online}, {reserved} are reserved for the system; use a machine with two CPUs \
          or more, or reserve fewer with --reserved"
     )]
-    NothingFree {
-        /// Online CPUs.
-        online: CpuSet,
-        /// The reserved CPUs.
-        reserved: CpuSet,
-    },
-    /// Fewer CPUs can be exclusive than the tasks need.
+    NothingFree { online: CpuSet, reserved: CpuSet },
     #[error(
         "the tasks need {} for exclusive use ({sum}), but of the CPUs {online} only {free} can be exclusive ({reserved} \
          reserved): lower --workers or --cpus{server_remedy}, or reserve fewer CPUs with --reserved",
@@ -154,12 +142,9 @@ pub enum PlanError {
         server_remedy: &'static str,
         /// The CPUs available for exclusive use.
         free: usize,
-        /// Online CPUs.
         online: CpuSet,
-        /// The reserved CPUs.
         reserved: CpuSet,
     },
-    /// Equal containers do not fill the node.
     #[error(
         "containers of {} do not fill the {online} CPUs of the node: choose --cpus as a divisor of {online}",
         counted(.cpus, "CPU")
@@ -195,7 +180,6 @@ impl Way {
         },
     ];
 
-    /// The name for people.
     pub fn name(self) -> &'static str {
         match (self.cpus, self.threads) {
             (Cpus::Shared, ThreadChoice::Host) => "shared, host's threads",

@@ -10,24 +10,18 @@ use crate::experiment::statistics::{
 
 pub use super::model::{Comparison, Effect, MachineFacts, Metric, Run, WaySummary};
 
-/// The result of a bench.
 #[derive(Debug, Clone, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct BenchReport {
     /// The comparison, the neighbors, and the limits of this machine, each as a sentence.
     pub compared: Vec<String>,
-    /// The ratios.
     pub effects: Vec<Effect>,
     /// The articles' claims, with the results on this machine.
     pub claims: Vec<Claim>,
-    /// The four ways.
     pub ways: Vec<WaySummary>,
-    /// The machine of the bench.
     #[serde(flatten)]
     pub found: MachineFacts,
-    /// The plan of the bench.
     pub plan: BenchPlan,
-    /// Every run.
     pub runs: Vec<Run>,
 }
 
@@ -81,7 +75,6 @@ impl BenchReport {
         }
     }
 
-    /// A comparison by a metric.
     pub fn effect(&self, comparison: Comparison, metric: Metric) -> Option<&Effect> {
         self.effects
             .iter()
@@ -147,7 +140,6 @@ fn values(metric: Metric, runs: &[Run]) -> Vec<statistics::Run> {
     runs.iter().filter_map(value).collect()
 }
 
-/// A contrast in words.
 fn words(contrast: &Contrast, design: &Design, values: &[statistics::Run]) -> String {
     let counted = contrast.blocks.len();
     match &contrast.estimate {
@@ -178,7 +170,6 @@ fn is_zero(contrast: &Contrast, design: &Design, values: &[statistics::Run]) -> 
         .all(|run| run.value == 0.0)
 }
 
-/// A ratio in words.
 fn ratio_words(ratio: &Estimate, contrast: &Contrast) -> String {
     let center = percent(ratio.center());
     let (low, high) = (percent(ratio.low), percent(ratio.high));
@@ -319,7 +310,7 @@ pub(super) mod tests {
     }
 
     #[test]
-    fn what_is_within_the_noise_is_said_to_be() {
+    fn an_effect_within_the_noise_is_called_so() {
         let report = |factors: [f64; 6]| {
             let figures = |round: usize, way: Way| {
                 let is_pinned = way.cpus == Cpus::Pinned;

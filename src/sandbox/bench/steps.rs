@@ -28,7 +28,6 @@ pub enum PatternError {
     /// The pattern is no valid regular expression.
     #[error("the pattern is not a regular expression: {0}")]
     Syntax(String),
-    /// The pattern has a group with an unknown name.
     #[error(
         "the group {0} is unknown: name the group step (steps so far), ms or s (time of a step), or use (?:...)"
     )]
@@ -63,7 +62,6 @@ pub struct Listener {
 /// The steps between two moments.
 #[derive(Debug, Clone, PartialEq, Default)]
 pub struct StepSpan {
-    /// The number of steps.
     pub steps: f64,
     /// The time of the steps, in seconds.
     pub seconds: f64,
@@ -368,7 +366,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_used_is_told() {
+    fn lines_without_a_usable_step_are_reported() {
         let mut listener = Listener::default();
         listener.command(
             &"(?<step>[0-9,]+)".parse().unwrap(),

@@ -30,7 +30,6 @@ pub struct Clicks {
 // === impl Random ===
 
 impl Random {
-    /// The sequence of a seed.
     pub fn new(seed: u64) -> Self {
         Self { state: seed }
     }

@@ -51,7 +51,6 @@ struct LoopTask {
     caller: Thread,
 }
 
-/// The state of a helper.
 #[derive(Debug, Default)]
 struct HelperState {
     /// The number of loops so far.

@@ -15,13 +15,11 @@ pub const PERIOD: Duration = Duration::from_secs(1);
 /// The time between two lines with every step's time, for measurements of a few seconds.
 pub const SHORT_PERIOD: Duration = Duration::from_millis(250);
 
-/// The role of a process in the job.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum ProcessRole {
     /// A parameter server.
     Ps,
-    /// A worker.
     Worker,
     /// Another pod of the node, which has nothing to do with the job.
     Neighbor,
@@ -30,7 +28,6 @@ pub enum ProcessRole {
 /// One line. Steps and bytes count from the start. Loss and times are means or quantiles of the steps since the last line.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct ProgressLine {
-    /// The role of the process.
     pub role: ProcessRole,
     /// The index of the process within the role, from 0.
     pub index: u32,

@@ -29,16 +29,13 @@ pub struct Rates {
     pub embedding: f32,
 }
 
-/// The parameters of a server.
 #[derive(Debug, Clone, PartialEq)]
 pub struct ServerOptions {
     /// Where to listen, as `host:port`.
     pub listen: String,
-    /// What is trained.
     pub geometry: Geometry,
     /// The index of the shard, from 0.
     pub shard: u32,
-    /// The number of shards.
     pub shards: u32,
     /// Inter-op threads.
     pub threads: usize,
@@ -49,29 +46,23 @@ pub struct ServerOptions {
 /// Why a server could not start or go on.
 #[derive(Debug, thiserror::Error)]
 pub enum PsError {
-    /// The address can't be listened on.
     #[error(
         "can't listen on {address}: check that the container has the address and that the port is free"
     )]
     Listen {
-        /// The address.
         address: String,
-        /// The error of the kernel.
         #[source]
         source: io::Error,
     },
     /// No more connections or threads.
     #[error("can't {operation}")]
     System {
-        /// What was tried.
         operation: &'static str,
-        /// The error of the kernel.
         #[source]
         source: io::Error,
     },
 }
 
-/// A listening server.
 #[derive(Debug)]
 pub struct Server {
     listener: TcpListener,
@@ -92,7 +83,6 @@ pub(super) struct Parameters {
 /// The part of the parameters, and how a gradient moves the part.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(super) struct Shard {
-    /// What is trained.
     pub(super) geometry: Geometry,
     /// The index of the shard, from 0.
     pub(super) index: u32,
@@ -277,7 +267,6 @@ impl Queue {
 // === impl Parameters ===
 
 impl Parameters {
-    /// The starting values of a shard.
     pub(super) fn new(shard: Shard) -> Self {
         let geometry = shard.geometry;
         let mut stripes = vec![Vec::new(); STRIPES];
@@ -479,7 +468,7 @@ mod tests {
     }
 
     #[test]
-    fn what_makes_no_sense_is_refused_and_changes_nothing() {
+    fn a_senseless_request_is_refused_and_changes_nothing() {
         let parameters = shard(1, 2);
         let before = pull(&parameters, &[1, 149]);
         let dense = vec![1.0; before.1.len()];

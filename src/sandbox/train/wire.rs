@@ -10,7 +10,6 @@ use super::Geometry;
 /// The longest frame, in bytes: far more than any batch needs, far less than would hurt.
 pub const MAX_FRAME: usize = 64 << 20;
 
-/// The request of a worker.
 #[derive(Debug, Clone, PartialEq)]
 pub enum WorkerRequest {
     /// A request for the job's geometry, the server's shard and the number of shards.
@@ -31,12 +30,10 @@ pub enum WorkerRequest {
     },
 }
 
-/// The answer of a server.
 #[derive(Debug, Clone, PartialEq)]
 pub enum ServerReply {
     /// To a hello or a push: done.
     Done,
-    /// To a pull.
     Values {
         /// `dim` numbers for each row asked for.
         rows: Vec<f32>,
@@ -66,7 +63,6 @@ pub enum WireError {
     Malformed(&'static str),
 }
 
-/// A message in a frame.
 pub trait WireMessage: Sized {
     /// Appends kind and body.
     fn encode(&self, out: &mut Vec<u8>);

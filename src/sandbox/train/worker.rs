@@ -20,7 +20,6 @@ pub const PATIENCE: Duration = Duration::from_secs(120);
 /// Pause between two attempts to reach a lost server.
 const RETRY: Duration = Duration::from_millis(100);
 
-/// The parameters of a worker.
 #[derive(Debug, Clone, PartialEq)]
 pub struct WorkerOptions {
     /// The parameter servers, as `host:port`, in the order of their shards. An empty list: the worker keeps the parameters
@@ -28,7 +27,6 @@ pub struct WorkerOptions {
     pub ps_hosts: Vec<String>,
     /// The index of the worker, from 0.
     pub index: u32,
-    /// What is trained.
     pub geometry: Geometry,
     /// Examples of a step.
     pub batch: usize,
@@ -48,7 +46,6 @@ pub enum WorkerError {
     /// A server can't be reached any more, or yet.
     #[error("can't reach parameter server {host} for {} s: check that the server runs", patience.as_secs())]
     Lost {
-        /// The server.
         host: String,
         /// How long was tried.
         patience: Duration,
@@ -59,20 +56,13 @@ pub enum WorkerError {
     /// The peer speaks a different protocol.
     #[error("the connection to parameter server {host} failed")]
     Protocol {
-        /// The server.
         host: String,
-        /// What is wrong.
         #[source]
         source: WireError,
     },
     /// A server refused a request.
     #[error("parameter server {host} refused: {reason}")]
-    Refused {
-        /// The server.
-        host: String,
-        /// Its words.
-        reason: String,
-    },
+    Refused { host: String, reason: String },
     /// The worker's own parameters do not fit a step, which would be a defect.
     #[error("the worker's own parameters refused a step: {0}")]
     OwnParameters(String),
@@ -81,13 +71,11 @@ pub enum WorkerError {
     Threads {
         /// How many were wanted.
         threads: usize,
-        /// The error of the kernel.
         #[source]
         source: io::Error,
     },
 }
 
-/// A connection to each server.
 #[derive(Debug)]
 struct ServerConnections<'a> {
     options: &'a WorkerOptions,
@@ -424,7 +412,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_joined_splits_again() {
+    fn joined_parameters_split_into_the_same_parts() {
         let geometry = Geometry {
             features: 3,
             vocabulary: 10,

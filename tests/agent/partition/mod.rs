@@ -6,7 +6,7 @@
 mod foreign;
 mod init;
 mod isolated;
-mod life;
+mod lifetime;
 mod owner;
 mod preferences;
 

@@ -68,7 +68,7 @@ fn a_case_without_tasks_is_refused() {
 }
 
 #[test]
-fn what_can_not_be_is_named() {
+fn impossible_jobs_are_refused_with_the_reason() {
     let base = "name: a\nimage: i\nscript: s\n";
     for (more, words) in [
         ("name: A_b", "can't be part of a host's name"),
@@ -339,7 +339,7 @@ fn a_file_of_parameters_has_lines() {
 }
 
 #[test]
-fn what_may_surprise_is_told() {
+fn surprising_settings_give_warnings() {
     let warnings = |text: &str| {
         rendered(
             &job(&format!("name: a\nimage: i\nscript: s\n{text}")),

@@ -8,7 +8,7 @@ export PINFOLD_KERNEL_TESTS=1 PINFOLD_TEST_PATIENCE=60
 export PINFOLD_TEST_KILLS=${PINFOLD_TEST_KILLS:-6} PINFOLD_TEST_HOSTILE_SECONDS=${PINFOLD_TEST_HOSTILE_SECONDS:-10}
 export PINFOLD_TEST_LIFETIMES=${PINFOLD_TEST_LIFETIMES:-100}
 
-tests=(endurance preserved records)
+tests=(endurance reconciler:: records)
 if [[ $PINFOLD_VM_CGROUP == v2 ]]; then
     mkdir /sys/fs/cgroup/probe
     echo +cpuset >/sys/fs/cgroup/cgroup.subtree_control

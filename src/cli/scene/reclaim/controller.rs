@@ -144,7 +144,6 @@ impl Controller {
     }
 }
 
-/// Counts the result of a round.
 fn count(metrics: &ReclaimMetrics, round: &Result<ReclaimRound, Failure>, dry_run: bool) {
     let Ok(round) = round else {
         return metrics.failed(1);

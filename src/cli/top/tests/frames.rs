@@ -176,7 +176,7 @@ fn a_text_has_whole_names() {
 }
 
 #[test]
-fn what_an_api_says_is_drawn_as_text() {
+fn control_characters_of_an_agent_are_drawn_as_text() {
     let mut evil = container("w\u{1b}]0;x\u{7}\u{9b}2J\n", "worker", Some("2"));
     evil["note"] = json!("note\u{1b}[31m\r");
     let mut status = status(&[evil]);

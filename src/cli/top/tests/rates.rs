@@ -220,7 +220,7 @@ fn containers_of_a_pod_are_added_up() {
 }
 
 #[test]
-fn who_took_anothers_name_has_the_numbers_alone() {
+fn a_pod_of_the_same_name_does_not_inherit_numbers() {
     let mut gone = job().remove(2);
     (gone["uid"], gone["running"], gone["observed"]) = (json!("before"), json!(false), Value::Null);
     (gone["assigned"], gone["effective"]) = (Value::Null, Value::Null);

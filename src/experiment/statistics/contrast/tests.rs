@@ -13,7 +13,6 @@ fn bench(repeats: usize) -> Design {
     Design::new(Condition::all(1, 1, &Way::ALL), options).unwrap()
 }
 
-/// Runs of a design, with values from a function.
 fn runs(design: &Design, value: impl Fn(usize, Condition) -> f64) -> Vec<Run> {
     let mut runs = Vec::new();
     for block in 0..design.repeats() {

@@ -4,7 +4,6 @@ use fastrand::Rng;
 
 use super::super::*;
 
-/// Experiments of each kind.
 const EXPERIMENTS: u32 = 2000;
 
 /// What disturbs the runs, in logarithms. `spread` is the size of the noise of a run.
@@ -175,7 +174,6 @@ impl Experiment {
 // === impl Tally ===
 
 impl Tally {
-    /// Adds the contrast of an experiment.
     fn add(&mut self, contrast: &Contrast) {
         let estimate = contrast.estimate.unwrap();
         let ends = estimate.low.ln()..=estimate.high.ln();
@@ -212,7 +210,6 @@ impl Tally {
 // === impl Tallies ===
 
 impl Tallies {
-    /// Adds the contrasts of an experiment.
     fn add(&mut self, contrasts: &[Contrast]) {
         let (mut invented, mut denied) = (false, false);
         for (tally, contrast) in self.questions.iter_mut().zip(contrasts) {
@@ -232,7 +229,6 @@ fn normal(random: &mut Rng) -> f64 {
     radius * (std::f64::consts::TAU * random.f64()).cos()
 }
 
-/// Percent of the experiments.
 fn percent(count: u32) -> f64 {
     f64::from(count) * 100.0 / f64::from(EXPERIMENTS)
 }

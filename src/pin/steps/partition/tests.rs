@@ -275,7 +275,7 @@ fn an_invalid_one_is_a_member_before_anything_else() {
 }
 
 #[test]
-fn what_was_taken_from_above_is_given_back_before_an_end() {
+fn exclusive_cpus_of_ancestors_are_returned_when_a_pod_ends() {
     let lives = there("", &[("a", "x", "2-3", None, "")]);
     let ended = [
         "kubepods: exclusive 2-3",
@@ -409,7 +409,7 @@ fn isolated_ones_gain_nothing_before_work_queues_have_left() {
 }
 
 #[test]
-fn what_a_runtime_wrote_on_our_word_is_not_what_was_before() {
+fn a_set_that_the_runtime_wrote_for_pinfold_is_no_earlier_value() {
     let before = |written: &str| {
         let plan = plan(
             &there("", &[("a", "x", "", None, written)]),

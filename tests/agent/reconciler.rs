@@ -21,7 +21,7 @@
 //! | 4. Handlers stay in order. | `nri::scenarios::calls_are_answered_in_their_order`, [`a_late_stop_or_remove_updates_the_pods`], `agent::runtime::plugin_handler::a_late_end_is_reported_before_a_newer_creation` |
 //! | 5. An unanswered creation still records its assignment. | [`an_unanswered_create_still_records_its_assignment`] |
 //! | 5. A late stop or remove still updates the store. | [`a_late_stop_or_remove_updates_the_pods`], `agent::runtime::plugin_handler::after_a_timeout_a_stopped_container_still_leaves_the_inventory` |
-//! | 5. A `required` container is refused. | [`an_unanswered_request_of_a_required_pod_is_refused`], [`a_required_container_without_cpus_is_refused`], `answers::answers_to_creations_are_as_recorded`, `runtime::pinned::who_must_have_cpus_and_can_t_is_refused_and_told_why` |
+//! | 5. A `required` container is refused. | [`an_unanswered_request_of_a_required_pod_is_refused`], [`a_required_container_without_cpus_is_refused`], `create_answers::answers_to_creations_are_as_recorded`, `runtime::pinned::a_required_pod_without_cpus_is_refused_with_the_reason` |
 //! | 6. NRI serves only after the first snapshot. | [`nri_is_served_after_the_first_snapshot`] |
 //! | 6. Synchronize changes nothing. | [`synchronize_changes_nothing`], `runtime::pinned::restarts_of_the_agent_and_the_runtime_move_nothing` |
 //! | 6. Nothing is decided before the pods are synced or the wait has ended. | [`no_pass_decides_before_the_pods_are_synced`], `serving::is_not_ready_before_it_has_read_the_manifests`, `agent::schedule::no_pass_runs_before_the_pods_are_synced` |
