@@ -9,7 +9,6 @@
 //!                              ├─> review   whether a caller of the agent may read a path
 //!                              ├─> agents   the agents' pods, and port-forwards to agents (not used by the agent)
 //!                              ├─> reclaim  parameter servers whose job has ended (not used by the agent)
-//!                              ├─> leader   the election of a single reclaimer (not used by the agent)
 //!                              └─> plan_status  the status of the ScenePlans (not used by the agent)
 //! ```
 //!
@@ -33,8 +32,6 @@ mod counters;
 pub mod events;
 #[cfg(feature = "reclaim")]
 mod informer;
-#[cfg(feature = "reclaim")]
-pub mod leader;
 mod list;
 pub mod node;
 pub mod peers;

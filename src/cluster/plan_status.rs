@@ -10,9 +10,9 @@
 //! may make a second claim after a lost answer, and most often gives it up itself within the time that the writer waits. The
 //! removal does no harm then, because both choose the claim to keep by the same rule.
 //!
-//! A cluster has a single writer, the reclaimer that leads. Each write reaches the watches of all agents, so the writer pauses
-//! between two passes. More slots make the pause longer. The writer writes only differences, and only while all three watches
-//! work. A status follows only from the three collections, so two writers for a moment agree.
+//! A cluster has a single writer, the reclaimer. Each write reaches the watches of all agents, so the writer pauses between
+//! two passes. More slots make the pause longer. The writer writes only differences, and only while all three watches work.
+//! A status follows only from the three collections and the stored status, so two writers agree after a write or two.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;

@@ -1,8 +1,11 @@
 //! [`Reclaimer`]: deletes the parameter servers of training jobs that have ended.
 //!
 //! [`scene::reclaim`](crate::scene::reclaim()) decides by the listed objects. Each delete has the uid and the resourceVersion
-//! of the listed object as preconditions. So a second reclaimer does no harm, and an object that changed after the list is
-//! listed again before a decision.
+//! of the listed object as preconditions, so an object that changed after the list is listed again before a decision.
+//!
+//! Nothing elects a leader, because a second reclaimer does no harm: both decide the same by the same objects, the server
+//! carries out each delete once, and an object that is already gone counts as deleted. Two may run for a moment, for
+//! example while a node is unreachable and its pod is replaced, or because somebody runs the command beside the Deployment.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};

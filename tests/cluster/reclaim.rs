@@ -59,7 +59,7 @@ spec:
 ";
 
 /// The objects of the job [`WITH_CHIEF`]. `chief` is the time in seconds since the chief succeeded, if any. All other Jobs run.
-fn with_chief(name: &str, chief: Option<i64>) -> Vec<Value> {
+pub(crate) fn with_chief(name: &str, chief: Option<i64>) -> Vec<Value> {
     let plan = read(WITH_CHIEF, "plan.yaml")
         .unwrap()
         .remove(0)
@@ -1018,7 +1018,7 @@ async fn tfjobs_with_leftover_servers_are_reported_and_not_deleted() {
 }
 
 /// A running `pinfold scene reclaim --watch`. Dropping the value kills the process.
-struct Watching(Child);
+pub(crate) struct Watching(pub(crate) Child);
 
 impl Watching {
     fn start(kubeconfig: &std::path::Path, after: u32) -> Self {
@@ -1062,7 +1062,7 @@ impl Watching {
 
     /// Ends the program with a signal. Returns the exit code, standard output and standard error. Standard error is empty after
     /// [`Watching::errors`].
-    fn end(mut self, signal: nix::sys::signal::Signal) -> (Option<i32>, String, String) {
+    pub(crate) fn end(mut self, signal: nix::sys::signal::Signal) -> (Option<i32>, String, String) {
         let id = nix::unistd::Pid::from_raw(i32::try_from(self.0.id()).unwrap());
         nix::sys::signal::kill(id, signal).unwrap();
         let mut texts = (String::new(), String::new());
