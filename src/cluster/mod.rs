@@ -18,7 +18,7 @@
 //!
 //! [`Api`] is a layer over `kube::Client`, which keeps credentials, TLS and connections. The layer adds `Retry-After` for
 //! answers without a Status, a deadline for each request, a size bound for each answer, and counters. `list` reads every
-//! collection page by page, `reflect` follows a collection with a list and a watch, and `retry` repeats single requests.
+//! collection page by page, `informer` follows a collection with a list and a watch, and `retry` repeats single requests.
 
 #![warn(clippy::too_many_lines, clippy::excessive_nesting)]
 
@@ -30,17 +30,17 @@ pub mod claims;
 pub mod connect;
 mod counters;
 pub mod events;
-#[cfg(feature = "reclaim")]
 mod informer;
 mod list;
 pub mod node;
+#[cfg(feature = "reclaim")]
+mod objects;
 pub mod peers;
 #[cfg(feature = "reclaim")]
 pub mod plan_status;
 pub mod pods;
 #[cfg(feature = "reclaim")]
 pub mod reclaim;
-mod reflect;
 mod retry;
 pub mod review;
 pub mod scenes;

@@ -6,6 +6,7 @@ use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::process::ExitCode;
+use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Context, bail};
@@ -315,7 +316,7 @@ fn object(round: &ReclaimRound, dry_run: bool) -> Value {
         if let (Some(fields), Some(more)) = (object.as_object_mut(), more.as_object()) {
             fields.extend(more.clone());
             let named =
-                |item: &ReclaimItem| json!({"kind": item.kind.to_string(), "name": item.name});
+                |item: &Arc<ReclaimItem>| json!({"kind": item.kind.to_string(), "name": item.name});
             fields.insert(
                 "servers".to_owned(),
                 job.servers.iter().map(named).collect(),
