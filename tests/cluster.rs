@@ -54,6 +54,8 @@ mod pods;
 mod reclaim;
 #[path = "cluster/reclaim_controller.rs"]
 mod reclaim_controller;
+#[path = "cluster/reclaim_memory.rs"]
+mod reclaim_memory;
 #[path = "cluster/review.rs"]
 mod review;
 #[path = "cluster/scene_commands.rs"]

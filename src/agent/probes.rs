@@ -7,27 +7,27 @@ use hyper::header::{ACCEPT, HeaderValue};
 use hyper::http::request::Parts;
 use hyper::{Response, StatusCode};
 use tokio::net::TcpListener;
+use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
 use super::http::{refused_method, text, typed};
 use super::server::{BodyPieces, Caller, PageBuilder, Responder, serve};
-use crate::cluster::leader::CandidateState;
 use crate::metrics::{Format, ReclaimMetrics};
 
 /// The state from which requests to the reclaimer are answered.
 #[derive(Debug)]
 pub struct ControllerProbes {
     metrics: ReclaimMetrics,
-    /// The standing in the election; `None` for a reclaimer without an election.
-    standing: Option<Arc<CandidateState>>,
+    /// Why the last round could not list the objects, or that none has ended yet.
+    problem: watch::Receiver<Option<String>>,
 }
 
 // === impl ControllerProbes ===
 
 impl ControllerProbes {
-    /// Creates the probes of a reclaimer with these metrics.
-    pub fn new(metrics: ReclaimMetrics, standing: Option<Arc<CandidateState>>) -> Self {
-        Self { metrics, standing }
+    /// Creates the probes of a reclaimer with these metrics. The reclaimer is ready while `problem` is `None`.
+    pub fn new(metrics: ReclaimMetrics, problem: watch::Receiver<Option<String>>) -> Self {
+        Self { metrics, problem }
     }
 
     /// Serves `/metrics`, `/healthz` and `/readyz` until `stop` is cancelled.
@@ -35,45 +35,22 @@ impl ControllerProbes {
         serve(listener, Arc::new(self), stop).await;
     }
 
-    fn health(&self) -> Response<BodyPieces> {
-        if self
-            .standing
-            .as_ref()
-            .is_some_and(|standing| standing.is_stuck())
-        {
-            let says =
-                "stuck: no try to take or renew the Lease ended in the last minute\n".to_owned();
-            return text(StatusCode::SERVICE_UNAVAILABLE, says);
-        }
-        text(StatusCode::OK, "ok\n")
-    }
-
     /// The readiness probe. The problem may name the API server's address, so only callers on this host read it.
     fn readiness(&self, is_local: bool) -> Response<BodyPieces> {
-        let problem = self
-            .standing
-            .as_ref()
-            .and_then(|standing| standing.problem());
-        match problem {
+        match &*self.problem.borrow() {
             Some(problem) if is_local => text(
                 StatusCode::SERVICE_UNAVAILABLE,
                 format!("not ready: {problem}\n"),
             ),
             Some(_) => text(
                 StatusCode::SERVICE_UNAVAILABLE,
-                "not ready: the election of the reclaimer fails; the log and /readyz on this host have the reason\n",
+                "not ready: the reclaimer can't read the jobs; its log and /readyz on this host have the reason\n",
             ),
             None => text(StatusCode::OK, "ready\n"),
         }
     }
 
     fn page(&self, request: &Parts) -> Response<BodyPieces> {
-        // A reclaimer without an election always acts.
-        let leads = self
-            .standing
-            .as_ref()
-            .is_none_or(|standing| standing.leads());
-        self.metrics.leads(leads);
         let accepted = request
             .headers
             .get(ACCEPT)
@@ -91,7 +68,8 @@ impl Responder for ControllerProbes {
             return refusal;
         }
         match request.uri.path() {
-            "/healthz" => self.health(),
+            // Each request of the reclaimer has a deadline, so a process that answers here also goes on.
+            "/healthz" => text(StatusCode::OK, "ok\n"),
             "/readyz" => self.readiness(caller.is_local),
             "/metrics" => self.page(request),
             "/" => text(

@@ -1,271 +1,578 @@
-//! [`follow`]: keeps a decoded copy of a collection, and publishes each change of the copy.
+//! [`inform`]: lists a collection, then watches it for changes, forever. Everything that follows a collection does so by it.
+//!
+//! ```text
+//!  ┌─> list needed:     random pause ─> streaming list or plain list ──> CollectionEvent::Listed
+//!  │                                                  │ resourceVersion
+//!  │   no list needed:                                └─> watch ── change ──> CollectionEvent::Put, Deleted
+//!  └── pause <── CollectionEvent::Failed <── failure <───────┴─── end ──> pause ─> watch
+//! ```
+//!
+//! The informer owns the resourceVersion, the requests, the connection and the pauses. It decodes each object as soon as the
+//! page or the line with it has arrived, and keeps neither the text nor a copy of the result, because an object's text is often
+//! a hundred times as large as what its user needs. The [`Subscriber`] owns the decoded objects and the reports to people. What
+//! differs between the users is in [`Collection`]. The rules:
+//!
+//! - **A failure removes nothing.** The subscriber gets a complete list or nothing. An answer of a different kind is a failure.
+//! - **A reconnect is cheap.** A watch continues from the last resourceVersion. Broken connections are common, so a watch that
+//!   worked may break without a report.
+//! - **A watch that ends at once has failed.** A proxy may accept and end each watch, and a retry without a wait would send
+//!   requests without end. A watch works after its first line, or after [`SHORT_LIVED`].
+//! - **Three failures need a new list**: 410 Gone, 404, and [`MAX_INVALID`] invalid answers in a row. 404 means that the
+//!   collection does not exist. A later collection of the same name has different objects.
+//! - **A random pause comes before each list**, of at most [`Collection::spread`], since a restarted server answers all nodes
+//!   with 410. The first 410 shows that the server works again and restarts the backoff. Only a repeated 410 makes the wait longer.
+//! - **A streaming list saves requests.** A server without streaming lists refuses the request, or sends no final bookmark.
+//!   A plain list then replaces the streaming list.
+//! - **Plain lists come from the server's cache.** A server before 1.34 answers a list with `limit`, and one before 1.31 any list
+//!   without a resourceVersion, by reading every object of the cluster from etcd, whatever the selector. With thousands of nodes
+//!   that would overload the server. So the list has no `limit`, and names a version: the first list takes what the cache has,
+//!   as the kubelet does, and a later list is not older than the last version seen, since an older list would lack
+//!   known objects. A server that has not reached this version answers "too large". After [`MAX_TOO_LARGE`] such answers
+//!   the version is probably from before a restore of etcd, and the list asks for the newest state, whatever the cost.
+//! - **A silent connection is closed** after [`Collection::idle`]. A server usually sends a bookmark every minute.
+//! - **Silent watches need a new list** after [`MAX_SILENCE`]. After the restore of an old backup of etcd, the last
+//!   resourceVersion lies in the future, and the server sends neither changes nor bookmarks for such a version.
+//!
+//! Each await may be cancelled, so dropping the future ends the informer.
+//!
+//! `kube::runtime::watcher` (read in `kube-runtime` 5.0.0) cannot carry these rules:
+//!
+//! - A list is either paged and of the newest version, which older servers read from etcd, or of any version, which may lack
+//!   known objects. The watcher never asks for a list that is not older than the last version seen.
+//! - A refused streaming list starts another streaming list. No other list replaces it.
+//! - The end of a watch is no failure, so a proxy that ends each watch at once causes requests without a pause.
+//! - The watcher closes a silent connection, but only 5 s after the server should have closed it. A stream of initial objects
+//!   has no deadline of its own, and kube bounds neither a line of a watch nor an answer.
+//! - `Retry-After` of a refused list or watch reaches only kube's own retry layer, not the watcher's backoff.
+//! - The watcher has no random pause before a repeated list, and no counters.
+//!
+//! The wrapper `DeserializeGuard` covers objects that cannot be decoded. The wrapper first decodes each object into a generic
+//! tree of values and copies the tree, which costs more memory than a small struct from text.
 
 use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use serde::{Deserialize, Serialize};
-use serde_json::value::{RawValue, to_raw_value};
-use tokio::sync::watch;
+use k8s_openapi::jiff::{SignedDuration, Timestamp};
+use kube::core::params::{ListParams, VersionMatch, WatchParams};
+use serde_json::value::RawValue;
+use tokio::time::Instant;
 
 use super::backoff::BackoffPolicy;
-use super::reflect::{FollowedCollection, ObjectCache, SHORT_LIVED, reflect};
-use super::watch::Identity;
-use super::{Api, Call, ErrorKind, Failure};
-use crate::pod::ObjectName;
+use super::list::{List, list};
+use super::watch::{Change, ChangeKind, Identity, WatchStream};
+use super::{Api, Call, ErrorKind, Failure, Jitter};
 
-/// The number of objects on a page of a list. The objects of all nodes would not fit into one answer, and only one process of the
-/// cluster reads them.
-const PAGE: u32 = 200;
+/// A watch without any line and with a shorter lifetime counts as failed.
+pub(super) const SHORT_LIVED: Duration = Duration::from_secs(2);
 
-/// The requested duration of a watch, in seconds.
-const WATCH_SECONDS: u32 = 290;
+/// After this many invalid answers in a row, all objects are listed again. A watch from the same resourceVersion would send an
+/// invalid line again, and a list skips the line.
+const MAX_INVALID: u32 = 3;
 
-/// The longest time without data before a watch is closed.
-const IDLE: Duration = Duration::from_secs(150);
+/// After silent watches of this total lifetime, all objects are listed again. A server sends a bookmark about every minute.
+const MAX_SILENCE: Duration = Duration::from_secs(420);
 
-/// The shortest and the longest wait after a retryable failure.
+/// After this many answers in a row that the server has not reached the last version seen, the list asks for the newest state
+/// instead. A server waits 3 s before it gives such an answer, and the waits between the tries add to that, so a server that only
+/// lags behind etcd has caught up by then.
+const MAX_TOO_LARGE: u32 = 3;
+
+/// The longest random pause before a node lists a collection again. Only for collections that every node follows: a restarted
+/// API server often makes all nodes list at the same time. 10,000 nodes with two collections then send 133 lists in a second,
+/// on average.
+pub(super) const RELIST_SPREAD: Duration = Duration::from_secs(150);
+
+/// After this many streaming lists in a row without a final bookmark in time, the informer uses plain lists only.
+const MAX_INCOMPLETE: u32 = 3;
+
+/// The shortest and the longest wait after a retryable failure, unless a collection has its own.
 const BACKOFF: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(60));
 
-/// The longest wait after a failure that lasts until a person acts, for example a missing right.
+/// The longest wait after a failure that lasts until a person acts, for example a missing right, unless a collection has its own.
 const LONGEST_WAIT: Duration = Duration::from_secs(300);
 
-/// The collection to follow, and the decoder of the objects.
-pub(super) struct ObjectSource<T> {
-    /// The path of the collection.
-    pub(super) path: Cow<'static, str>,
-    /// The `kind` of a list, for example `LeaseList`.
-    pub(super) kind: &'static str,
-    /// The label selector, if any.
-    pub(super) labels: Option<String>,
-    /// The part of each object that the decoder needs.
-    pub(super) part: ObjectPart,
-    /// Decodes an object. The function also returns a value for an unreadable object.
-    pub(super) decode: fn(&RawValue) -> T,
-}
+/// The shortest pause that is reported by [`CollectionEvent::Waits`]. People notice no shorter one.
+const REPORTED_PAUSE: Duration = Duration::from_secs(2);
 
-/// The part of an object that the decoder needs.
+/// What follows a pause.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum ObjectPart {
-    /// The name and the labels. The server sends only the metadata, and the rest of the metadata is dropped.
-    Labels,
-    /// The metadata and the status. The reflector drops the rest of each object before the list is complete.
-    WithoutSpec,
-    /// The complete object.
-    All,
+pub(super) enum AfterPause {
+    /// The request that failed, again.
+    Retry,
+    /// A list of all objects. The pause is random, so that not all nodes ask a restarted server at the same time.
+    List,
 }
 
-/// The known objects of a collection.
-#[derive(Debug)]
-pub(super) struct Objects<T> {
-    /// The objects by namespace and name.
-    pub(super) known: BTreeMap<ObjectName, T>,
-    /// Why the objects are unknown or may be stale; `None` while a watch works.
-    pub(super) degraded: Option<String>,
+/// The collection to follow, the decoder of its objects, and the settings of its lists and watches.
+pub(super) struct Collection<T> {
+    pub(super) path: Cow<'static, str>,
+    /// The `kind` of a list, for example `PodList`.
+    pub(super) kind: &'static str,
+    /// Decodes an object. The function also returns a value for an unreadable object.
+    pub(super) decode: fn(&Identity, &RawValue) -> T,
+    /// Whether the server sends only the metadata of each object.
+    pub(super) metadata_only: bool,
+    /// The names under which lists and watches are counted.
+    pub(super) calls: (Call, Call),
+    pub(super) fields: Option<String>,
+    pub(super) labels: Option<String>,
+    /// The number of objects in a page of a plain list. `None` reads all objects at once, from the server's cache. Only a
+    /// collection that a single process follows has pages: they bound the size of an answer, and cost the server a read of all
+    /// objects.
+    pub(super) page: Option<u32>,
+    /// The longest time until the final bookmark of a streaming list; `None` for plain lists only.
+    pub(super) streaming: Option<Duration>,
+    /// The longest random pause before the first plain list, since a rollout starts many agents at the same time.
+    pub(super) first_spread: Duration,
+    /// The longest random pause before each later list, since its cause usually affects every node at the same time.
+    pub(super) spread: Duration,
+    /// The requested duration of a watch, in seconds.
+    pub(super) watch_seconds: u32,
+    /// The longest time without data before the watch is closed.
+    pub(super) idle: Duration,
+    /// The lifetime after which a watch without any line is reported by [`CollectionEvent::Works`].
+    pub(super) settled: Duration,
+    /// The waits after failures.
+    pub(super) backoff: BackoffPolicy,
 }
 
-/// Metadata and status of an object, as text.
-#[derive(Serialize, Deserialize)]
-struct WithoutSpec<'a> {
-    #[serde(borrow)]
-    metadata: &'a RawValue,
-    #[serde(borrow, default, skip_serializing_if = "Option::is_none")]
-    status: Option<&'a RawValue>,
+/// What happens to a collection, or to the connection.
+pub(super) enum CollectionEvent<T> {
+    /// All objects, which replace those of before.
+    Listed(Vec<(Identity, T)>),
+    /// An object is new or has changed.
+    Put(Identity, T),
+    /// The server reported the deletion of an object.
+    Deleted(Identity),
+    /// The watch works. Comes once for each watch.
+    Works,
+    /// A request failed, or a watch broke. A retry follows.
+    Failed(Failure),
+    /// No request is sent until a time, although the server may answer by now. Without the time, a status that only has the last
+    /// failure would seem wrong to whoever sees that the server works.
+    Waits { next: AfterPause, until: Timestamp },
 }
 
-/// The name and the labels of an object, as text.
-#[derive(Serialize, Deserialize)]
-struct OnlyLabels<'a> {
-    #[serde(borrow)]
-    metadata: LabelsMetadata<'a>,
+/// The owner of the decoded objects.
+pub(super) trait Subscriber<T> {
+    async fn take(&mut self, event: CollectionEvent<T>);
 }
 
-#[derive(Serialize, Deserialize)]
-struct LabelsMetadata<'a> {
-    #[serde(borrow, default, skip_serializing_if = "Option::is_none")]
-    namespace: Option<&'a RawValue>,
-    #[serde(borrow, default, skip_serializing_if = "Option::is_none")]
-    name: Option<&'a RawValue>,
-    #[serde(borrow, default, skip_serializing_if = "Option::is_none")]
-    labels: Option<&'a RawValue>,
-}
+// === impl Collection ===
 
-/// The sender of the known objects.
-struct Publisher<T> {
-    source: ObjectSource<T>,
-    published: watch::Sender<Objects<T>>,
-}
-
-/// Follows a collection forever. Failures are published as [`Objects::degraded`] and retried.
-pub(super) async fn follow<T: PartialEq + Send + Sync + 'static>(
-    api: Api,
-    source: ObjectSource<T>,
-    published: watch::Sender<Objects<T>>,
-) {
-    let followed = FollowedCollection {
-        path: source.path.clone(),
-        kind: source.kind,
-        metadata_only: source.part == ObjectPart::Labels,
-        calls: (Call::Other, Call::Other),
-        fields: None,
-        labels: source.labels.clone(),
-        page: Some(PAGE),
-        streaming: None,
-        first_spread: Duration::ZERO,
-        watch_seconds: WATCH_SECONDS,
-        idle: IDLE,
-        settled: SHORT_LIVED,
-    };
-    let backoff = BackoffPolicy::new(BACKOFF, LONGEST_WAIT);
-    reflect(api, followed, backoff, Publisher { source, published }).await;
-}
-
-/// The remedy for a refused list or watch, as the end of a sentence.
-fn advice(failure: &Failure) -> &'static str {
-    match failure.kind() {
-        ErrorKind::Forbidden => {
-            "; allow the account to list and watch these objects, as in deploy/components/reclaim/rbac.yaml"
-        }
-        ErrorKind::Unauthorized => "; check the account's token",
-        _ => "",
-    }
-}
-
-/// The namespace and the name of an object; `None` for an object without a name.
-fn key(object: &RawValue) -> Option<ObjectName> {
-    let identity = Identity::of(object);
-    Some(ObjectName::new(
-        identity.namespace.unwrap_or_default(),
-        identity.name?,
-    ))
-}
-
-/// The given part of an object, or the complete text if the text has no metadata.
-fn reduced(object: Box<RawValue>, part: ObjectPart) -> Box<RawValue> {
-    let reduced = match part {
-        ObjectPart::All => return object,
-        ObjectPart::WithoutSpec => serde_json::from_str::<WithoutSpec<'_>>(object.get())
-            .and_then(|reduced| to_raw_value(&reduced)),
-        ObjectPart::Labels => serde_json::from_str::<OnlyLabels<'_>>(object.get())
-            .and_then(|reduced| to_raw_value(&reduced)),
-    };
-    reduced.unwrap_or(object)
-}
-
-// === impl Objects ===
-
-impl<T> Default for Objects<T> {
-    fn default() -> Self {
+impl<T> Collection<T> {
+    /// A collection of whole objects, read by plain lists without random pauses.
+    pub(super) fn new(
+        path: impl Into<Cow<'static, str>>,
+        kind: &'static str,
+        decode: fn(&Identity, &RawValue) -> T,
+    ) -> Self {
         Self {
-            known: BTreeMap::new(),
-            degraded: Some("the objects have not been read yet".to_owned()),
+            path: path.into(),
+            kind,
+            decode,
+            metadata_only: false,
+            calls: (Call::Other, Call::Other),
+            fields: None,
+            labels: None,
+            page: None,
+            streaming: None,
+            first_spread: Duration::ZERO,
+            spread: Duration::ZERO,
+            watch_seconds: 290,
+            idle: Duration::from_secs(150),
+            settled: SHORT_LIVED,
+            backoff: BackoffPolicy::new(BACKOFF, LONGEST_WAIT),
         }
+    }
+
+    fn decoded(&self, object: &RawValue) -> (Identity, T) {
+        let identity = Identity::of(object);
+        let decoded = (self.decode)(&identity, object);
+        (identity, decoded)
     }
 }
 
-// === impl Publisher ===
-
-impl<T: PartialEq + Send + Sync> ObjectCache for Publisher<T> {
-    /// Only one process follows the collection, so no pause is necessary.
-    fn stagger(&self) -> Duration {
-        Duration::ZERO
-    }
-
-    fn reduce(&self, object: Box<RawValue>) -> Box<RawValue> {
-        reduced(object, self.source.part)
-    }
-
-    async fn replace(&mut self, objects: Vec<Box<RawValue>>) {
-        let decode = self.source.decode;
-        let known: BTreeMap<ObjectName, T> = objects
-            .iter()
-            .filter_map(|object| Some((key(object)?, decode(object))))
-            .collect();
-        self.published.send_if_modified(|published| {
-            let changed = published.known != known;
-            published.known = known;
-            changed
-        });
-    }
-
-    /// Adds or replaces an object. An equal decoded object is not published, for example after a heartbeat of a Node.
-    async fn put(&mut self, object: &RawValue) {
-        let Some(key) = key(object) else { return };
-        let new = (self.source.decode)(object);
-        self.published.send_if_modified(|published| {
-            let changed = published.known.get(&key) != Some(&new);
-            published.known.insert(key, new);
-            changed
-        });
-    }
-
-    async fn remove(&mut self, object: &RawValue) {
-        let Some(key) = key(object) else { return };
-        self.published
-            .send_if_modified(|published| published.known.remove(&key).is_some());
-    }
-
-    async fn works(&mut self) {
-        let path = &self.source.path;
-        self.published.send_if_modified(|published| {
-            let failed = published.degraded.take();
-            if failed.is_some() {
-                tracing::info!("the watch of {path} works");
+/// Tells a subscriber all objects of a collection and each change, forever. Each failure is reported and retried.
+pub(super) async fn inform<T>(api: Api, collection: Collection<T>, subscriber: impl Subscriber<T>) {
+    let mut informer = Informer {
+        api,
+        collection,
+        subscriber,
+        jitter: Jitter::default(),
+        version: None,
+        must_list: true,
+        incomplete_lists: 0,
+        too_old: false,
+        too_large: 0,
+        invalid_answers: 0,
+        silence: Duration::ZERO,
+    };
+    loop {
+        let pause = match informer.list_and_watch().await {
+            Ok(()) => {
+                informer.collection.backoff.reset();
+                let least = informer.collection.backoff.least();
+                informer.jitter.spread(least)
             }
-            failed.is_some()
-        });
+            Err(failure) => {
+                let pause = informer.failed(failure).await;
+                informer.report_pause(AfterPause::Retry, pause).await;
+                pause
+            }
+        };
+        tokio::time::sleep(pause).await;
+    }
+}
+
+struct Informer<T, S> {
+    api: Api,
+    collection: Collection<T>,
+    subscriber: S,
+    jitter: Jitter,
+    /// The last resourceVersion seen. The watch continues from it, and a list must not be older.
+    version: Option<String>,
+    /// Whether all objects must be listed before the next watch.
+    must_list: bool,
+    /// The number of streaming lists in a row without a final bookmark in time.
+    incomplete_lists: u32,
+    /// Whether the server answered 410 Gone, and no line of a watch has arrived since.
+    too_old: bool,
+    /// The number of lists in a row for which the server had not reached the last version seen.
+    too_large: u32,
+    /// The number of invalid answers in a row.
+    invalid_answers: u32,
+    /// The total lifetime of the watches without any line since the last line or list.
+    silence: Duration,
+}
+
+// === impl Informer ===
+
+impl<T, S: Subscriber<T>> Informer<T, S> {
+    /// Lists all objects if necessary, then watches for changes until the watch ends.
+    async fn list_and_watch(&mut self) -> Result<(), Failure> {
+        let mut streamed = None;
+        if self.must_list {
+            if self.version.is_some() {
+                self.pause_before_list(self.collection.spread).await;
+            }
+            streamed = self.stream_all().await?;
+            if streamed.is_none() {
+                self.list_all().await?;
+            }
+        }
+        let has_data = streamed.is_some();
+        let watch = match streamed {
+            Some(watch) => watch,
+            None => self.open(self.version.as_deref()).await?,
+        };
+        self.read_changes(watch, has_data).await
     }
 
-    async fn failed(&mut self, failure: &Failure) {
-        let path = &self.source.path;
-        if failure.is_expired() {
-            tracing::info!("{path} is listed again: {failure}");
+    /// Applies the changes of an open watch until the watch ends. `has_data`: a streaming list came through the watch.
+    async fn read_changes(
+        &mut self,
+        mut watch: WatchStream,
+        mut has_data: bool,
+    ) -> Result<(), Failure> {
+        // The lifetime starts with the server's answer. A slow server would otherwise seem to have served a watch.
+        let began = Instant::now();
+        let settled_at = began + self.collection.settled;
+        let mut works = false;
+        let ended = loop {
+            // An accepted watch may still end at once, so the first line or the time shows that the watch works.
+            if !works && (has_data || Instant::now() >= settled_at) {
+                works = true;
+                self.subscriber.take(CollectionEvent::Works).await;
+            }
+            // Both arms are cancel safe: an incomplete line stays in `watch`.
+            let next = tokio::select! {
+                next = watch.next(self.collection.idle) => next,
+                () = tokio::time::sleep_until(settled_at), if !works => continue,
+            };
+            match next {
+                Ok(Some(change)) => {
+                    has_data = true;
+                    self.apply(&change).await;
+                }
+                Ok(None) => break None,
+                Err(failure) => break Some(failure),
+            }
+        };
+        if !has_data {
+            self.add_silence(began.elapsed());
+        }
+        let worked = has_data || began.elapsed() >= SHORT_LIVED;
+        match ended {
+            None if worked => Ok(()),
+            None => {
+                let ended = "the API server ended the watch at once".to_owned();
+                Err(self.counted(Failure::Connection(ended)))
+            }
+            Some(failure) => {
+                let failure = self.counted(failure);
+                if !worked || !is_broken_connection(&failure) {
+                    return Err(failure);
+                }
+                tracing::debug!("the watch of {} broke: {failure}", self.collection.path);
+                Ok(())
+            }
+        }
+    }
+
+    /// Adds the lifetime of a watch without any line. After [`MAX_SILENCE`], all objects are listed again.
+    fn add_silence(&mut self, lifetime: Duration) {
+        self.silence += lifetime;
+        if self.silence >= MAX_SILENCE {
+            tracing::info!(
+                "the watches of {} have been silent for {} s: all objects are listed again",
+                self.collection.path,
+                self.silence.as_secs()
+            );
+            (self.silence, self.must_list) = (Duration::ZERO, true);
+        }
+    }
+
+    /// Pauses at random before a list. The first list has a pause only if it is a plain one, because new containers wait for it.
+    /// After an answer that the server has not reached the version, only the backoff counts.
+    async fn pause_before_list(&mut self, most: Duration) {
+        if self.too_large > 0 {
             return;
         }
-        let reason = format!("{path} can't be followed: {failure}{}", advice(failure));
-        self.published.send_if_modified(|published| {
-            if published.degraded.as_ref() == Some(&reason) {
-                return false;
+        let pause = self.jitter.spread(most);
+        self.report_pause(AfterPause::List, pause).await;
+        tokio::time::sleep(pause).await;
+    }
+
+    async fn report_pause(&mut self, next: AfterPause, pause: Duration) {
+        let until = SignedDuration::try_from(pause)
+            .ok()
+            .and_then(|pause| Timestamp::now().checked_add(pause).ok());
+        if let Some(until) = until.filter(|_| pause >= REPORTED_PAUSE) {
+            let waits = CollectionEvent::Waits { next, until };
+            self.subscriber.take(waits).await;
+        }
+    }
+
+    /// Opens a watch from a resourceVersion, or a streaming list without a version.
+    async fn open(&self, version: Option<&str>) -> Result<WatchStream, Failure> {
+        let Collection {
+            path,
+            calls,
+            fields,
+            labels,
+            metadata_only,
+            watch_seconds,
+            ..
+        } = &self.collection;
+        let params = WatchParams {
+            field_selector: fields.clone(),
+            label_selector: labels.clone(),
+            timeout: Some(*watch_seconds),
+            send_initial_events: version.is_none(),
+            ..WatchParams::default()
+        };
+        let version = version.unwrap_or_default();
+        if *metadata_only {
+            return WatchStream::open_metadata(&self.api, calls.1, path, &params, version).await;
+        }
+        WatchStream::open(&self.api, calls.1, path, &params, version).await
+    }
+
+    /// Lists all objects by a streaming list. The same connection then sends the changes. `None` if a plain list is needed.
+    async fn stream_all(&mut self) -> Result<Option<WatchStream>, Failure> {
+        let Some(limit) = self.collection.streaming else {
+            return Ok(None);
+        };
+        let path = self.collection.path.clone();
+        let mut watch = match self.open(None).await {
+            Ok(watch) => watch,
+            Err(failure) if refuses_streaming(&failure) => {
+                tracing::info!(
+                    "the API server has no streaming lists ({failure}): {path} is read by plain lists"
+                );
+                self.collection.streaming = None;
+                return Ok(None);
             }
-            tracing::warn!("{reason}");
-            published.degraded = Some(reason);
-            true
-        });
+            Err(failure) => return Err(failure),
+        };
+        match self.read_streaming_list(&mut watch, limit).await {
+            Ok(Some((objects, version))) => {
+                self.incomplete_lists = 0;
+                self.replace(objects, version).await;
+                Ok(Some(watch))
+            }
+            Ok(None) => {
+                // A server without streaming lists treats the request as a plain watch. A busy server is only slow.
+                tracing::info!(
+                    "a streaming list sent no final bookmark in time: {path} is read by a plain list"
+                );
+                self.incomplete_lists += 1;
+                if self.incomplete_lists >= MAX_INCOMPLETE {
+                    self.collection.streaming = None;
+                }
+                self.api.counters().failed(ErrorKind::Timeout);
+                Ok(None)
+            }
+            Err(failure) => Err(self.counted(failure)),
+        }
+    }
+
+    /// Reads a streaming list up to the final bookmark. Returns the objects and the list's resourceVersion, or `None` if no final
+    /// bookmark came within `limit`.
+    async fn read_streaming_list(
+        &self,
+        watch: &mut WatchStream,
+        limit: Duration,
+    ) -> Result<Option<(Vec<(Identity, T)>, String)>, Failure> {
+        let deadline = Instant::now() + limit;
+        let mut objects = BTreeMap::new();
+        loop {
+            let remaining = deadline.saturating_duration_since(Instant::now());
+            let Change { kind, object } = match watch.next(remaining).await {
+                Ok(Some(change)) => change,
+                Ok(None) => {
+                    return Err(Failure::Connection(
+                        "the list ended before it was complete".to_owned(),
+                    ));
+                }
+                Err(Failure::Timeout(_)) => return Ok(None),
+                Err(failure) => return Err(failure),
+            };
+            let mut identity = Identity::of(&object);
+            match kind {
+                ChangeKind::Bookmark if identity.ends_list() => {
+                    let version = identity.take_version().ok_or_else(|| {
+                        Failure::InvalidResponse("a bookmark without a version".to_owned())
+                    })?;
+                    return Ok(Some((objects.into_values().collect(), version)));
+                }
+                ChangeKind::Bookmark => {}
+                ChangeKind::Put => {
+                    let decoded = (self.collection.decode)(&identity, &object);
+                    objects.insert(identity.uid().to_owned(), (identity, decoded));
+                }
+                ChangeKind::Deleted => {
+                    objects.remove(identity.uid());
+                }
+            }
+        }
+    }
+
+    /// Lists all objects by a plain list.
+    async fn list_all(&mut self) -> Result<(), Failure> {
+        if self.version.is_none() {
+            self.pause_before_list(self.collection.first_spread).await;
+        }
+        let params = self.list_params();
+        let Collection {
+            path,
+            kind,
+            metadata_only,
+            calls,
+            ..
+        } = &self.collection;
+        let mut wanted = List::new(calls.0, path, kind).with(params);
+        if *metadata_only {
+            wanted = wanted.of_metadata();
+        }
+        let mut objects = Vec::new();
+        let version = list(&self.api, wanted, |object| {
+            objects.push(self.collection.decoded(&object));
+            Ok(())
+        })
+        .await?;
+        if version.is_empty() {
+            return Err(Failure::InvalidResponse(
+                "a list without a resourceVersion".to_owned(),
+            ));
+        }
+        self.replace(objects, version).await;
+        Ok(())
+    }
+
+    /// The parameters of a plain list: selectors, and either pages or a version that the server's cache can serve.
+    fn list_params(&self) -> ListParams {
+        let params = ListParams {
+            field_selector: self.collection.fields.clone(),
+            label_selector: self.collection.labels.clone(),
+            limit: self.collection.page,
+            ..ListParams::default()
+        };
+        match &self.version {
+            _ if self.collection.page.is_some() || self.too_large >= MAX_TOO_LARGE => params,
+            Some(seen) => params.at(seen).matching(VersionMatch::NotOlderThan),
+            None => params.match_any(),
+        }
+    }
+
+    /// Passes a complete list on.
+    async fn replace(&mut self, objects: Vec<(Identity, T)>, version: String) {
+        (self.version, self.must_list) = (Some(version), false);
+        (self.silence, self.too_large) = (Duration::ZERO, 0);
+        self.subscriber.take(CollectionEvent::Listed(objects)).await;
+    }
+
+    /// Applies a change, and remembers the resourceVersion.
+    async fn apply(&mut self, change: &Change) {
+        // The watch works, so the next failure counts as the first.
+        self.collection.backoff.reset();
+        (self.too_old, self.invalid_answers, self.silence) = (false, 0, Duration::ZERO);
+        let mut identity = Identity::of(&change.object);
+        if let Some(version) = identity.take_version() {
+            self.version = Some(version);
+        }
+        let event = match change.kind {
+            ChangeKind::Put => {
+                let decoded = (self.collection.decode)(&identity, &change.object);
+                CollectionEvent::Put(identity, decoded)
+            }
+            ChangeKind::Deleted => CollectionEvent::Deleted(identity),
+            ChangeKind::Bookmark => return,
+        };
+        self.subscriber.take(event).await;
+    }
+
+    /// Records and reports a failure. Returns the pause before the next try.
+    async fn failed(&mut self, failure: Failure) -> Duration {
+        let too_old = failure.is_expired();
+        if too_old && !self.too_old {
+            // The server answers again, so the wait starts over. Only a repeated 410 makes the wait longer.
+            self.collection.backoff.reset();
+        }
+        self.too_old |= too_old;
+        let mut list_again = too_old || failure.kind() == ErrorKind::NotFound;
+        if failure.kind() == ErrorKind::InvalidResponse {
+            self.invalid_answers += 1;
+            list_again = self.invalid_answers.is_multiple_of(MAX_INVALID);
+        }
+        self.too_large = if failure.is_too_large() {
+            self.too_large + 1
+        } else {
+            0
+        };
+        self.must_list |= list_again;
+        let pause = self.collection.backoff.after(&failure, self.jitter.roll());
+        self.subscriber.take(CollectionEvent::Failed(failure)).await;
+        pause
+    }
+
+    /// Counts a failure inside a stream, because the API client counts only failures of requests. Returns the failure.
+    fn counted(&self, failure: Failure) -> Failure {
+        self.api.counters().failed(failure.kind());
+        failure
     }
 }
 
-#[cfg(test)]
-mod tests {
-    use serde_json::{Value, json};
+/// Whether the connection of a watch broke or became silent, in contrast to a refusal or an invalid line.
+fn is_broken_connection(failure: &Failure) -> bool {
+    matches!(failure, Failure::Connection(_) | Failure::Timeout(_))
+}
 
-    use super::*;
-
-    #[test]
-    fn a_list_keeps_only_the_necessary_part_of_each_object() {
-        let object = json!({
-            "kind": "Job",
-            "metadata": {"namespace": "n", "name": "a", "labels": {"b": "c"}, "managedFields": [{}], "annotations": {"d": "e"}},
-            "spec": {"large": [1, 2, 3]},
-            "status": {"active": 1},
-        });
-        let reduce = |part| -> Value {
-            let reduced = reduced(to_raw_value(&object).unwrap(), part);
-            serde_json::from_str(reduced.get()).unwrap()
-        };
-        assert_eq!(reduce(ObjectPart::All), object);
-        assert_eq!(
-            reduce(ObjectPart::WithoutSpec),
-            json!({"metadata": object["metadata"], "status": {"active": 1}})
-        );
-        assert_eq!(
-            reduce(ObjectPart::Labels),
-            json!({"metadata": {"namespace": "n", "name": "a", "labels": {"b": "c"}}})
-        );
-        // A text without metadata stays, and has no key.
-        for text in ["[]", "7", "{}"] {
-            let odd = RawValue::from_string(text.to_owned()).unwrap();
-            let reduced = reduced(odd, ObjectPart::WithoutSpec);
-            assert_eq!((reduced.get(), key(&reduced)), (text, None));
-        }
-    }
+/// Whether the server refuses streaming lists: 422 if the feature is off, 400 if the server does not know the parameter.
+pub(super) fn refuses_streaming(failure: &Failure) -> bool {
+    failure
+        .status()
+        .is_some_and(|status| matches!(status.code, 400 | 422))
 }

@@ -9,7 +9,6 @@
 //!                              ├─> review   whether a caller of the agent may read a path
 //!                              ├─> agents   the agents' pods, and port-forwards to agents (not used by the agent)
 //!                              ├─> reclaim  parameter servers whose job has ended (not used by the agent)
-//!                              ├─> leader   the election of a single reclaimer (not used by the agent)
 //!                              └─> plan_status  the status of the ScenePlans (not used by the agent)
 //! ```
 //!
@@ -19,7 +18,7 @@
 //!
 //! [`Api`] is a layer over `kube::Client`, which keeps credentials, TLS and connections. The layer adds `Retry-After` for
 //! answers without a Status, a deadline for each request, a size bound for each answer, and counters. `list` reads every
-//! collection page by page, `reflect` follows a collection with a list and a watch, and `retry` repeats single requests.
+//! collection page by page, `informer` follows a collection with a list and a watch, and `retry` repeats single requests.
 
 #![warn(clippy::too_many_lines, clippy::excessive_nesting)]
 
@@ -31,19 +30,17 @@ pub mod claims;
 pub mod connect;
 mod counters;
 pub mod events;
-#[cfg(feature = "reclaim")]
 mod informer;
-#[cfg(feature = "reclaim")]
-pub mod leader;
 mod list;
 pub mod node;
+#[cfg(feature = "reclaim")]
+mod objects;
 pub mod peers;
 #[cfg(feature = "reclaim")]
 pub mod plan_status;
 pub mod pods;
 #[cfg(feature = "reclaim")]
 pub mod reclaim;
-mod reflect;
 mod retry;
 pub mod review;
 pub mod scenes;

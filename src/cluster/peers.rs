@@ -8,7 +8,7 @@ use kube::core::params::WatchParams;
 use serde::Deserialize;
 use serde_json::value::RawValue;
 
-use super::reflect::refuses_streaming;
+use super::informer::refuses_streaming;
 use super::watch::{ChangeKind, Identity, WatchStream};
 use super::{Api, Call, Failure};
 use crate::pod::{Pod, PodObject, PodRole, recognise};

@@ -10,9 +10,9 @@
 //! may make a second claim after a lost answer, and most often gives it up itself within the time that the writer waits. The
 //! removal does no harm then, because both choose the claim to keep by the same rule.
 //!
-//! A cluster has a single writer, the reclaimer that leads. Each write reaches the watches of all agents, so the writer pauses
-//! between two passes. More slots make the pause longer. The writer writes only differences, and only while all three watches
-//! work. A status follows only from the three collections, so two writers for a moment agree.
+//! A cluster has a single writer, the reclaimer. Each write reaches the watches of all agents, so the writer pauses between
+//! two passes. More slots make the pause longer. The writer writes only differences, and only while all three watches work.
+//! A status follows only from the three collections and the stored status, so two writers agree after a write or two.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
@@ -29,14 +29,14 @@ use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
 use super::claims::{ClaimOwner, ClaimSettings, Claims, Holder, MANAGED_BY, holder_of};
-use super::informer::{ObjectPart, ObjectSource, Objects, follow};
+use super::informer::Collection;
+use super::objects::{Objects, follow};
+use super::scenes::{PLAN_LIST, PLANS, read_plan};
+use super::watch::Identity;
 use super::{Api, Backoff, Call, ErrorKind, Failure, Jitter, MANAGER};
 use crate::pod::ObjectName;
 use crate::scene::{ClusterView, Node, ScenePlan, ScenePlanStatus, plan_status, unreadable_status};
 use crate::text::counted;
-
-/// The collection of the plans.
-const PLANS: &str = "/apis/pinfold.io/v1alpha1/sceneplans";
 
 /// The field manager of the status.
 const STATUS_MANAGER: &str = "pinfold-status";
@@ -167,9 +167,9 @@ impl PlanStatusWriter {
         };
         // A write may be cancelled at any time, because the next writer compares the stored status.
         tokio::select! {
-            () = follow(self.api.clone(), plans_source(), plans_sender) => {}
-            () = follow(self.api.clone(), nodes_source(), nodes_sender) => {}
-            () = follow(self.api.clone(), claims_source(&self.namespace), claims_sender) => {}
+            () = follow(self.api.clone(), plans_collection(), plans_sender) => {}
+            () = follow(self.api.clone(), nodes_collection(), nodes_sender) => {}
+            () = follow(self.api.clone(), claims_collection(&self.namespace), claims_sender) => {}
             () = self.write_changes(collections) => {}
             () = stop.cancelled() => {}
         }
@@ -406,22 +406,22 @@ impl Collections {
 
 impl StoredPlan {
     /// Decodes a plan. The uid of an object without readable metadata is empty.
-    fn decode(object: &RawValue) -> Self {
+    fn decode(_: &Identity, object: &RawValue) -> Self {
         let mut object: Value = serde_json::from_str(object.get()).unwrap_or_default();
         let metadata: PlanMetadata = object
             .get("metadata")
             .and_then(|metadata| serde_json::from_value(metadata.clone()).ok())
             .unwrap_or_default();
-        let status = object
-            .as_object_mut()
-            .and_then(|fields| fields.shift_remove("status"))
-            .and_then(|status| serde_json::from_value(status).ok());
+        // Each write of the status changes the version, and must not make the decoded plan differ.
+        if let Some(metadata) = object.get_mut("metadata").and_then(Value::as_object_mut) {
+            metadata.shift_remove("resourceVersion");
+        }
+        let status = object.get_mut("status").map(Value::take);
         Self {
             uid: metadata.uid,
             generation: metadata.generation,
-            plan: serde_json::from_value(without_version(object))
-                .map_err(|error| error.to_string()),
-            status,
+            plan: read_plan(object),
+            status: status.and_then(|status| serde_json::from_value(status).ok()),
         }
     }
 
@@ -443,46 +443,26 @@ impl StoredPlan {
     }
 }
 
-/// The plan without the metadata that changes with each write of the status.
-fn without_version(mut object: Value) -> Value {
-    if let Some(metadata) = object.get_mut("metadata").and_then(Value::as_object_mut) {
-        metadata.shift_remove("resourceVersion");
-        metadata.shift_remove("managedFields");
-    }
-    object
+fn plans_collection() -> Collection<StoredPlan> {
+    Collection::new(PLANS, PLAN_LIST, StoredPlan::decode)
 }
 
-fn plans_source() -> ObjectSource<StoredPlan> {
-    ObjectSource {
-        path: PLANS.into(),
-        kind: "ScenePlanList",
-        labels: None,
-        part: ObjectPart::All,
-        decode: StoredPlan::decode,
+fn nodes_collection() -> Collection<BTreeMap<String, String>> {
+    Collection {
+        metadata_only: true,
+        ..Collection::new("/api/v1/nodes", "NodeList", labels_of)
     }
 }
 
-fn nodes_source() -> ObjectSource<BTreeMap<String, String>> {
-    ObjectSource {
-        path: "/api/v1/nodes".into(),
-        kind: "NodeList",
-        labels: None,
-        part: ObjectPart::Labels,
-        decode: labels_of,
-    }
-}
-
-fn claims_source(namespace: &str) -> ObjectSource<Holder> {
-    ObjectSource {
-        path: format!("/apis/coordination.k8s.io/v1/namespaces/{namespace}/leases").into(),
-        kind: "LeaseList",
+fn claims_collection(namespace: &str) -> Collection<Holder> {
+    let path = format!("/apis/coordination.k8s.io/v1/namespaces/{namespace}/leases");
+    Collection {
         labels: Some(format!("{MANAGED_BY}={MANAGER}")),
-        part: ObjectPart::All,
-        decode: holder_of,
+        ..Collection::new(path, "LeaseList", |_, lease| holder_of(lease))
     }
 }
 
-fn labels_of(node: &RawValue) -> BTreeMap<String, String> {
+fn labels_of(_: &Identity, node: &RawValue) -> BTreeMap<String, String> {
     let node: LabelledNode = serde_json::from_str(node.get()).unwrap_or_default();
     node.metadata
         .and_then(|metadata| metadata.labels)

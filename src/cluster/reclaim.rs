@@ -1,23 +1,29 @@
 //! [`Reclaimer`]: deletes the parameter servers of training jobs that have ended.
 //!
 //! [`scene::reclaim`](crate::scene::reclaim()) decides by the listed objects. Each delete has the uid and the resourceVersion
-//! of the listed object as preconditions. So a second reclaimer does no harm, and an object that changed after the list is
-//! listed again before a decision.
+//! of the listed object as preconditions, so an object that changed after the list is listed again before a decision.
+//!
+//! Nothing elects a leader, because a second reclaimer does no harm: both decide the same by the same objects, the server
+//! carries out each delete once, and an object that is already gone counts as deleted. Two may run for a moment, for
+//! example while a node is unreachable and its pod is replaced, or because somebody runs the command beside the Deployment.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
+use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use k8s_openapi::jiff::Timestamp;
 use kube::core::params::{DeleteParams, ListParams, Preconditions};
 use kube::core::request;
+use serde::Deserialize;
 use serde_json::Value;
+use serde_json::value::RawValue;
 
 use super::events::{EventDetails, Recorder};
 use super::list::{List, list};
 use super::{Api, Call, ErrorKind, Failure};
 use crate::scene::{
-    ItemKind, JobOutcome, PS, RECLAIM_LABEL, ReclaimItem, ReclaimVerdict, Reclaimable, TASK_LABELS,
-    reclaim,
+    ItemKind, JobOutcome, PS, RECLAIM_LABEL, ReclaimAnnotations, ReclaimItem, ReclaimLabels,
+    ReclaimVerdict, Reclaimable, TASK_LABELS, reclaim,
 };
 use crate::text::counted;
 
@@ -70,6 +76,42 @@ enum Deletion {
     Done,
     /// The object has changed since the list, or a new object has the same name.
     Changed,
+}
+
+/// The fields of an object that the decision uses. The rest is skipped while the text is read.
+#[derive(Deserialize)]
+struct ObjectFields {
+    #[serde(default)]
+    metadata: MetadataFields,
+    status: Option<StatusFields>,
+}
+
+#[derive(Default, Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct MetadataFields {
+    namespace: Option<String>,
+    name: Option<String>,
+    uid: Option<String>,
+    resource_version: Option<String>,
+    labels: Option<ReclaimLabels>,
+    annotations: Option<ReclaimAnnotations>,
+    creation_timestamp: Option<String>,
+    deletion_timestamp: Option<String>,
+}
+
+#[derive(Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct StatusFields {
+    conditions: Option<Vec<ConditionFields>>,
+    completion_time: Option<String>,
+}
+
+#[derive(Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct ConditionFields {
+    r#type: String,
+    status: String,
+    last_transition_time: Option<String>,
 }
 
 /// The age of the lists that the deletes use.
@@ -226,7 +268,7 @@ impl Reclaimer {
 
     /// All objects of jobs that ask to be reclaimed. The list of the servers precedes the list of the workers. So no server in a
     /// decision is newer than the list of workers.
-    async fn list_items(&self) -> Result<Vec<ReclaimItem>, Failure> {
+    async fn list_items(&self) -> Result<Vec<Arc<ReclaimItem>>, Failure> {
         let reclaimable = format!("{RECLAIM_LABEL}={PS}");
         let mut items = self
             .list("apps/v1", "deployments", ItemKind::Deployment, &reclaimable)
@@ -235,14 +277,13 @@ impl Reclaimer {
             self.list("v1", "services", ItemKind::Service, &reclaimable)
                 .await?,
         );
-        let [name, role, _] = TASK_LABELS;
-        let is_server = |item: &&ReclaimItem| {
-            item.labels.get(role).is_some_and(|role| role == PS) && !item.leaving
-        };
+        let is_server =
+            |item: &&Arc<ReclaimItem>| item.labels.role.as_deref() == Some(PS) && !item.leaving;
         let servers = items
             .iter()
             .filter(is_server)
-            .filter_map(|item| item.labels.get(name));
+            .filter_map(|item| item.labels.name.as_ref());
+        let [name, ..] = TASK_LABELS;
         let names: BTreeSet<String> = servers.filter(|name| !name.is_empty()).cloned().collect();
         // Only Jobs of training jobs with servers matter. Finished Jobs are large and stay in the cluster, so the remaining Jobs
         // are not listed.
@@ -262,10 +303,10 @@ impl Reclaimer {
         plural: &str,
         kind: ItemKind,
         selector: &str,
-    ) -> Result<Vec<ReclaimItem>, Failure> {
+    ) -> Result<Vec<Arc<ReclaimItem>>, Failure> {
         let mut items = Vec::new();
-        let take = |object: &Value| {
-            items.push(item(kind, object)?);
+        let take = |object: &RawValue| {
+            items.push(Arc::new(item(kind, object)?));
             Ok(())
         };
         self.pages(
@@ -296,17 +337,14 @@ impl Reclaimer {
         path: &str,
         selector: Option<&str>,
         kind: &str,
-        mut take: impl FnMut(&Value) -> Result<(), Failure>,
+        mut take: impl FnMut(&RawValue) -> Result<(), Failure>,
     ) -> Result<(), Failure> {
         let params = ListParams {
             label_selector: selector.map(str::to_owned),
             ..ListParams::default().limit(PAGE)
         };
         let wanted = List::new(Call::Other, path, kind).with(params);
-        list(&self.api, wanted, |object| {
-            take(&serde_json::from_str(object.get()).map_err(Failure::invalid)?)
-        })
-        .await?;
+        list(&self.api, wanted, |object| take(&object)).await?;
         Ok(())
     }
 
@@ -341,8 +379,9 @@ impl Reclaimer {
     /// Names the TFJobs that keep parameter servers forever. Only the TFJob operator deletes objects of a TFJob.
     async fn hints(&self) -> Vec<String> {
         let mut hints = Vec::new();
-        let take = |job: &Value| {
-            hints.extend(hint(job));
+        let take = |job: &RawValue| {
+            let job: Value = serde_json::from_str(job.get()).map_err(Failure::invalid)?;
+            hints.extend(hint(&job));
             Ok(())
         };
         let listed = self
@@ -411,11 +450,8 @@ fn now() -> i64 {
     i64::try_from(since.as_secs()).unwrap_or(i64::MAX)
 }
 
-fn seconds(time: &Value) -> Option<i64> {
-    time.as_str()?
-        .parse::<Timestamp>()
-        .ok()
-        .map(|time| time.as_second())
+fn seconds(time: &str) -> Option<i64> {
+    time.parse::<Timestamp>().ok().map(Timestamp::as_second)
 }
 
 fn text(object: &Value, path: &str) -> String {
@@ -426,66 +462,53 @@ fn text(object: &Value, path: &str) -> String {
         .to_owned()
 }
 
-fn texts(object: &Value, path: &str) -> BTreeMap<String, String> {
-    let pairs = object
-        .pointer(path)
-        .and_then(Value::as_object)
-        .into_iter()
-        .flatten();
-    pairs
-        .filter_map(|(key, value)| Some((key.clone(), value.as_str()?.to_owned())))
-        .collect()
-}
-
 /// The part of an object that the decision uses.
-fn item(kind: ItemKind, object: &Value) -> Result<ReclaimItem, Failure> {
-    let item = ReclaimItem {
-        kind,
-        namespace: text(object, "/metadata/namespace"),
-        name: text(object, "/metadata/name"),
-        uid: text(object, "/metadata/uid"),
-        version: text(object, "/metadata/resourceVersion"),
-        labels: texts(object, "/metadata/labels"),
-        annotations: texts(object, "/metadata/annotations"),
-        created: object
-            .pointer("/metadata/creationTimestamp")
-            .and_then(seconds)
-            .unwrap_or_default(),
-        leaving: object
-            .pointer("/metadata/deletionTimestamp")
-            .is_some_and(|time| !time.is_null()),
-        outcome: outcome(object),
-    };
+fn item(kind: ItemKind, object: &RawValue) -> Result<ReclaimItem, Failure> {
+    let fields: ObjectFields = serde_json::from_str(object.get()).map_err(Failure::invalid)?;
+    let (metadata, status) = (fields.metadata, fields.status);
     // A delete without uid or resourceVersion would have no preconditions.
-    if [&item.namespace, &item.name, &item.uid, &item.version]
-        .iter()
-        .any(|text| text.is_empty())
-    {
-        return Err(Failure::InvalidResponse(format!(
-            "a {kind} without namespace, name, uid or version"
-        )));
-    }
-    Ok(item)
+    let required = |text: Option<String>| {
+        text.filter(|text| !text.is_empty()).ok_or_else(|| {
+            let what = format!("a {kind} without namespace, name, uid or version");
+            Failure::InvalidResponse(what)
+        })
+    };
+    let created = metadata.creation_timestamp.as_deref().and_then(seconds);
+    Ok(ReclaimItem {
+        kind,
+        namespace: required(metadata.namespace)?,
+        name: required(metadata.name)?,
+        uid: required(metadata.uid)?,
+        version: required(metadata.resource_version)?,
+        labels: metadata.labels.unwrap_or_default(),
+        annotations: metadata.annotations.unwrap_or_default(),
+        created: created.unwrap_or_default(),
+        leaving: metadata.deletion_timestamp.is_some(),
+        outcome: status.map(StatusFields::outcome).unwrap_or_default(),
+    })
 }
 
-/// The outcome of a Job, by the Job's conditions. Counts of ended pods do not matter.
-fn outcome(object: &Value) -> JobOutcome {
-    let conditions = object
-        .pointer("/status/conditions")
-        .and_then(Value::as_array);
-    let holds = |kind: &str| {
-        let mut all = conditions.into_iter().flatten();
-        all.find(|condition| condition["type"] == kind && condition["status"] == "True")
-    };
-    if holds("Failed").is_some() || holds("FailureTarget").is_some() {
-        return JobOutcome::Failed;
-    }
-    match holds("Complete") {
-        Some(complete) => {
-            let at = object.pointer("/status/completionTime").and_then(seconds);
-            JobOutcome::Succeeded(at.or_else(|| seconds(&complete["lastTransitionTime"])))
+// === impl StatusFields ===
+
+impl StatusFields {
+    /// The outcome of a Job, by the Job's conditions. Counts of ended pods do not matter.
+    fn outcome(self) -> JobOutcome {
+        let conditions = self.conditions.unwrap_or_default();
+        let holds = |kind: &str| {
+            let mut all = conditions.iter();
+            all.find(|condition| condition.r#type == kind && condition.status == "True")
+        };
+        if holds("Failed").is_some() || holds("FailureTarget").is_some() {
+            return JobOutcome::Failed;
         }
-        None => JobOutcome::Open,
+        match holds("Complete") {
+            Some(complete) => {
+                let at = self.completion_time.as_deref().and_then(seconds);
+                let last = complete.last_transition_time.as_deref();
+                JobOutcome::Succeeded(at.or_else(|| last.and_then(seconds)))
+            }
+            None => JobOutcome::Open,
+        }
     }
 }
 

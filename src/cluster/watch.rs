@@ -156,8 +156,8 @@ impl Identity {
     }
 
     /// The object's resourceVersion, from which a watch can continue.
-    pub(super) fn version(self) -> Option<String> {
-        self.version.filter(|version| !version.is_empty())
+    pub(super) fn take_version(&mut self) -> Option<String> {
+        self.version.take().filter(|version| !version.is_empty())
     }
 
     /// Whether the object is the final bookmark of a streaming list.

@@ -330,9 +330,7 @@ families! {
     RECLAIM_FAILURES = counter("pinfold_reclaim_failures_total", &[],
         "Failed lists and deletes of the reclaimer.");
     RECLAIM_JOBS = gauge("pinfold_reclaim_jobs", &["verdict"],
-        "Training jobs with parameter servers that ask to be reclaimed, by the last decision. All values are 0 in a process that does not act.");
-    RECLAIM_LEADER = gauge("pinfold_reclaim_leader", &[],
-        "Whether this process acts. The value is 1 for the holder of the Lease, and without an election.");
+        "Training jobs with parameter servers that ask to be reclaimed, by the last decision.");
     RECLAIM_ROUNDS = counter("pinfold_reclaim_rounds_total", &[],
         "Decisions about all training jobs, by lists or by watches.");
 }

@@ -1,11 +1,11 @@
 //! [`ReclaimMetrics`]: the metric families of the reclaimer.
 
 use prometheus::core::Collector;
-use prometheus::{IntCounter, IntCounterVec, IntGauge, IntGaugeVec, Opts, Registry};
+use prometheus::{IntCounter, IntCounterVec, IntGaugeVec, Opts, Registry};
 
 use super::Page;
 use super::families::{
-    Family, RECLAIM_DELETED_OBJECTS, RECLAIM_FAILURES, RECLAIM_JOBS, RECLAIM_LEADER, RECLAIM_ROUNDS,
+    Family, RECLAIM_DELETED_OBJECTS, RECLAIM_FAILURES, RECLAIM_JOBS, RECLAIM_ROUNDS,
 };
 
 /// The decisions about a job, as values of the label `verdict`.
@@ -22,7 +22,6 @@ pub struct ReclaimMetrics {
     deleted: IntCounterVec,
     failures: IntCounter,
     rounds: IntCounter,
-    leader: IntGauge,
 }
 
 // === impl ReclaimMetrics ===
@@ -40,13 +39,11 @@ impl ReclaimMetrics {
         let deleted = IntCounterVec::new(opts(objects), objects.labels)?;
         let failures = IntCounter::with_opts(opts(&RECLAIM_FAILURES))?;
         let rounds = IntCounter::with_opts(opts(&RECLAIM_ROUNDS))?;
-        let leader = IntGauge::with_opts(opts(&RECLAIM_LEADER))?;
-        let all: [Box<dyn Collector>; 5] = [
+        let all: [Box<dyn Collector>; 4] = [
             Box::new(jobs.clone()),
             Box::new(deleted.clone()),
             Box::new(failures.clone()),
             Box::new(rounds.clone()),
-            Box::new(leader.clone()),
         ];
         for family in all {
             registry.register(family)?;
@@ -63,7 +60,6 @@ impl ReclaimMetrics {
             deleted,
             failures,
             rounds,
-            leader,
         })
     }
 
@@ -85,16 +81,6 @@ impl ReclaimMetrics {
     pub fn failed(&self, count: usize) {
         self.failures
             .inc_by(u64::try_from(count).unwrap_or(u64::MAX));
-    }
-
-    /// Records whether this process leads. Only the leader counts jobs, so that a sum over all processes counts each job once.
-    pub fn leads(&self, leads: bool) {
-        self.leader.set(i64::from(leads));
-        if !leads {
-            for verdict in VERDICTS {
-                self.jobs.with_label_values(&[verdict]).set(0);
-            }
-        }
     }
 
     /// The page of `/metrics`.
@@ -139,14 +125,12 @@ mod tests {
             "pinfold_reclaim_jobs{verdict=\"waiting\"} 0",
             "pinfold_reclaim_deleted_objects_total{kind=\"Service\"} 0",
             "pinfold_reclaim_failures_total 0",
-            "pinfold_reclaim_leader 0",
         ] {
             assert!(text.lines().any(|other| other == line), "{line}: {text}");
         }
         metrics.decided([1, 2, 0, 4]);
         metrics.deleted("Job");
         metrics.failed(2);
-        metrics.leads(true);
         let text = metrics.page().text(Format::Text);
         for line in [
             "pinfold_reclaim_jobs{verdict=\"running\"} 1",
@@ -154,16 +138,6 @@ mod tests {
             "pinfold_reclaim_deleted_objects_total{kind=\"Job\"} 1",
             "pinfold_reclaim_failures_total 2",
             "pinfold_reclaim_rounds_total 1",
-            "pinfold_reclaim_leader 1",
-        ] {
-            assert!(text.lines().any(|other| other == line), "{line}: {text}");
-        }
-        metrics.leads(false);
-        let text = metrics.page().text(Format::Text);
-        for line in [
-            "pinfold_reclaim_jobs{verdict=\"kept\"} 0",
-            "pinfold_reclaim_deleted_objects_total{kind=\"Job\"} 1",
-            "pinfold_reclaim_leader 0",
         ] {
             assert!(text.lines().any(|other| other == line), "{line}: {text}");
         }

@@ -63,7 +63,10 @@ pub use plan::{
 };
 pub use plan_status::{ScenePlanStatus, SlotCounts};
 #[cfg(feature = "reclaim")]
-pub use reclaim::{ItemKind, JobOutcome, ReclaimItem, ReclaimVerdict, Reclaimable, reclaim};
+pub use reclaim::{
+    ItemKind, JobOutcome, ReclaimAnnotations, ReclaimItem, ReclaimLabels, ReclaimVerdict,
+    Reclaimable, reclaim,
+};
 pub use schema::definition;
 #[cfg(feature = "experiments")]
 pub(crate) use schema::violations_of;

@@ -9,10 +9,12 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
+use std::sync::Arc;
+
+use serde::Deserialize;
 
 use super::native_job::{
-    ALL_WORKERS, CHIEF, EVALUATOR, PS, RECLAIM_AFTER, RECLAIM_LABEL, SUCCESS_POLICY, TASK_LABELS,
-    WORKERS,
+    ALL_WORKERS, CHIEF, EVALUATOR, PS, RECLAIM_AFTER, SUCCESS_POLICY, WORKERS,
 };
 use crate::text::{self, counted};
 
@@ -37,7 +39,39 @@ pub enum JobOutcome {
     Failed,
 }
 
-/// An object of a native job, as the API server had it.
+/// The labels by which an object takes part in a training job.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
+#[serde(default)]
+pub struct ReclaimLabels {
+    /// The training job's name.
+    pub name: Option<String>,
+    /// The task's role.
+    #[serde(rename = "job")]
+    pub role: Option<String>,
+    /// The task's index.
+    pub task: Option<String>,
+    /// What may be reclaimed: [`RECLAIM_LABEL`](super::RECLAIM_LABEL).
+    #[serde(rename = "pinfold.io/reclaim")]
+    pub reclaim: Option<String>,
+}
+
+/// The annotations that decide when the servers go.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
+#[serde(default)]
+pub struct ReclaimAnnotations {
+    /// The number of workers: [`WORKERS`].
+    #[serde(rename = "pinfold.io/workers")]
+    pub workers: Option<String>,
+    /// The wait after the job's end: [`RECLAIM_AFTER`].
+    #[serde(rename = "pinfold.io/reclaim-after")]
+    pub after: Option<String>,
+    /// What ends the job: [`SUCCESS_POLICY`].
+    #[serde(rename = "pinfold.io/success-policy")]
+    pub success_policy: Option<String>,
+}
+
+/// An object of a native job, as the API server had it. It has only what decides, because a cluster keeps thousands of finished
+/// Jobs, each often with a large copy of its own manifest in an annotation.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ReclaimItem {
     pub kind: ItemKind,
@@ -45,8 +79,8 @@ pub struct ReclaimItem {
     pub name: String,
     pub uid: String,
     pub version: String,
-    pub labels: BTreeMap<String, String>,
-    pub annotations: BTreeMap<String, String>,
+    pub labels: ReclaimLabels,
+    pub annotations: ReclaimAnnotations,
     /// The creation time, in seconds since 1970.
     pub created: i64,
     /// Whether the object is being deleted.
@@ -85,35 +119,34 @@ pub struct Reclaimable {
     /// Whether the chief's success ends the job.
     pub by_chief: bool,
     /// The Job that gets the Events about the training job: a chief, or else a worker.
-    pub lead: Option<ReclaimItem>,
+    pub lead: Option<Arc<ReclaimItem>>,
     /// The Jobs that still run after the job's end. The reclaimer deletes these Jobs before the servers.
-    pub running: Vec<ReclaimItem>,
+    pub running: Vec<Arc<ReclaimItem>>,
     /// The job's Deployments, followed by the parameter servers' Services.
-    pub servers: Vec<ReclaimItem>,
+    pub servers: Vec<Arc<ReclaimItem>>,
 }
 
 /// The decisions about the jobs' parameter servers at `now`. `after` is the wait in seconds for jobs without a wait.
-pub fn reclaim(items: &[ReclaimItem], now: i64, after: u32) -> Vec<Reclaimable> {
-    let [name, ..] = TASK_LABELS;
-    let mut jobs: BTreeMap<(&str, &str), Vec<&ReclaimItem>> = BTreeMap::new();
+pub fn reclaim(items: &[Arc<ReclaimItem>], now: i64, after: u32) -> Vec<Reclaimable> {
+    let mut jobs: BTreeMap<(&str, &str), Vec<&Arc<ReclaimItem>>> = BTreeMap::new();
     for item in items.iter().filter(|item| item.asks()) {
-        if let Some(job) = item.labels.get(name) {
+        if let Some(job) = &item.labels.name {
             jobs.entry((&item.namespace, job)).or_default().push(item);
         }
     }
     let decided = jobs.into_iter().filter_map(|((namespace, job), all)| {
         let is_server =
             |item: &ReclaimItem| item.kind != ItemKind::Job && role(item) == PS && !item.leaving;
-        let mut servers: Vec<ReclaimItem> = all
+        let mut servers: Vec<Arc<ReclaimItem>> = all
             .iter()
             .filter(|item| is_server(item))
-            .map(|item| (*item).clone())
+            .map(|item| Arc::clone(item))
             .collect();
         servers.sort_by(|a, b| (a.kind, &a.name).cmp(&(b.kind, &b.name)));
         if servers.is_empty() {
             return None;
         }
-        let jobs: Vec<&ReclaimItem> = all
+        let jobs: Vec<&Arc<ReclaimItem>> = all
             .into_iter()
             .filter(|item| item.kind == ItemKind::Job)
             .collect();
@@ -137,8 +170,9 @@ pub fn reclaim(items: &[ReclaimItem], now: i64, after: u32) -> Vec<Reclaimable> 
 }
 
 /// The Job that gets the Events: the first chief, or else the first Job by name.
-fn lead<'a>(jobs: &[&'a ReclaimItem]) -> Option<&'a ReclaimItem> {
-    let order = |item: &&&ReclaimItem| (role(item) != CHIEF, item.name.len(), item.name.clone());
+fn lead<'a>(jobs: &[&'a Arc<ReclaimItem>]) -> Option<&'a Arc<ReclaimItem>> {
+    let order =
+        |item: &&&Arc<ReclaimItem>| (role(item) != CHIEF, item.name.len(), item.name.clone());
     jobs.iter().min_by_key(order).copied()
 }
 
@@ -154,19 +188,19 @@ struct JobEnd {
 }
 
 fn role(item: &ReclaimItem) -> &str {
-    item.labels.get(TASK_LABELS[1]).map_or("", String::as_str)
+    item.labels.role.as_deref().unwrap_or_default()
 }
 
 /// How far a job is, or why that is not known.
-fn ended(jobs: &[&ReclaimItem], servers: &[ReclaimItem]) -> Result<JobEnd, String> {
-    let workers: Vec<&ReclaimItem> = jobs
+fn ended(jobs: &[&Arc<ReclaimItem>], servers: &[Arc<ReclaimItem>]) -> Result<JobEnd, String> {
+    let workers: Vec<&Arc<ReclaimItem>> = jobs
         .iter()
         .copied()
         .filter(|item| !["", PS, EVALUATOR].contains(&role(item)))
         .collect();
     let mut all_workers = false;
     for item in jobs.iter().copied().chain(servers) {
-        let Some(policy) = item.annotations.get(SUCCESS_POLICY) else {
+        let Some(policy) = &item.annotations.success_policy else {
             continue;
         };
         if policy != ALL_WORKERS {
@@ -176,7 +210,7 @@ fn ended(jobs: &[&ReclaimItem], servers: &[ReclaimItem]) -> Result<JobEnd, Strin
         }
         all_workers = true;
     }
-    let chiefs: Vec<&ReclaimItem> = workers
+    let chiefs: Vec<&Arc<ReclaimItem>> = workers
         .iter()
         .copied()
         .filter(|item| role(item) == CHIEF)
@@ -216,10 +250,10 @@ fn ended(jobs: &[&ReclaimItem], servers: &[ReclaimItem]) -> Result<JobEnd, Strin
 }
 
 /// The number of workers that all of the job's objects name.
-fn promised(workers: &[&ReclaimItem], servers: &[ReclaimItem]) -> Result<u32, String> {
+fn promised(workers: &[&Arc<ReclaimItem>], servers: &[Arc<ReclaimItem>]) -> Result<u32, String> {
     let mut of: Option<u32> = None;
     for item in workers.iter().copied().chain(servers) {
-        let text = item.annotations.get(WORKERS);
+        let text = item.annotations.workers.as_ref();
         let text = text.ok_or_else(|| {
             format!("{item} has no annotation {WORKERS} with the number of workers")
         })?;
@@ -242,10 +276,10 @@ fn promised(workers: &[&ReclaimItem], servers: &[ReclaimItem]) -> Result<u32, St
 }
 
 /// The number of succeeded tasks, and the time of the last success.
-fn successes(tasks: &[&ReclaimItem]) -> Result<(u32, i64), String> {
+fn successes(tasks: &[&Arc<ReclaimItem>]) -> Result<(u32, i64), String> {
     let (mut counted_tasks, mut succeeded, mut last) = (BTreeSet::new(), 0_u32, i64::MIN);
     for item in tasks {
-        if !counted_tasks.insert((role(item), item.labels.get(TASK_LABELS[2]))) {
+        if !counted_tasks.insert((role(item), &item.labels.task)) {
             return Err(format!(
                 "{item} repeats the index of another {}",
                 role(item)
@@ -272,10 +306,10 @@ fn successes(tasks: &[&ReclaimItem]) -> Result<(u32, i64), String> {
 /// servers are kept.
 fn verdict(
     ended: &JobEnd,
-    jobs: &[&ReclaimItem],
-    servers: &[ReclaimItem],
+    jobs: &[&Arc<ReclaimItem>],
+    servers: &[Arc<ReclaimItem>],
     (now, after): (i64, u32),
-) -> Result<(ReclaimVerdict, Vec<ReclaimItem>), String> {
+) -> Result<(ReclaimVerdict, Vec<Arc<ReclaimItem>>), String> {
     let JobEnd {
         succeeded,
         of,
@@ -285,13 +319,13 @@ fn verdict(
     if succeeded < of {
         return Ok((ReclaimVerdict::Running { succeeded, of }, Vec::new()));
     }
-    let runs = |item: &&ReclaimItem| {
+    let runs = |item: &&Arc<ReclaimItem>| {
         item.outcome == JobOutcome::Open && !item.leaving && !role(item).is_empty()
     };
-    let running: Vec<ReclaimItem> = jobs.iter().copied().filter(runs).cloned().collect();
+    let running: Vec<Arc<ReclaimItem>> = jobs.iter().copied().filter(runs).cloned().collect();
     let mut wait = None;
     for server in servers {
-        let Some(text) = server.annotations.get(RECLAIM_AFTER) else {
+        let Some(text) = &server.annotations.after else {
             continue;
         };
         let own = text::seconds(text)
@@ -323,9 +357,7 @@ fn verdict(
 impl ReclaimItem {
     /// Whether the item's job asks for reclaim.
     fn asks(&self) -> bool {
-        self.labels
-            .get(RECLAIM_LABEL)
-            .is_some_and(|what| what == PS)
+        self.labels.reclaim.as_deref() == Some(PS)
     }
 }
 

@@ -485,7 +485,7 @@ async fn changes_in_a_burst_are_merged() {
     writer.end().await;
 }
 
-/// Two writers, as after the suspension of a leader, come to rest.
+/// Two writers, as of two reclaimers, come to rest.
 #[tokio::test(start_paused = true)]
 async fn two_writers_agree() {
     let fake = installed();

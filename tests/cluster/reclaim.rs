@@ -11,7 +11,10 @@ use k8s_openapi::jiff::{SignedDuration, Timestamp};
 use pinfold::cluster::reclaim::{ReclaimRound, Reclaimer};
 use pinfold::cluster::{Api, ErrorKind};
 use pinfold::experiment::{AMOUNTS, Slice, TrainingJob, WorkloadFormat, render};
-use pinfold::scene::{ItemKind, JobOutcome, ReclaimItem, ReclaimVerdict, read, reclaim};
+use pinfold::scene::{
+    ItemKind, JobOutcome, ReclaimAnnotations, ReclaimItem, ReclaimLabels, ReclaimVerdict, read,
+    reclaim,
+};
 use proptest::prelude::*;
 use serde_json::{Value, json};
 
@@ -59,7 +62,7 @@ spec:
 ";
 
 /// The objects of the job [`WITH_CHIEF`]. `chief` is the time in seconds since the chief succeeded, if any. All other Jobs run.
-fn with_chief(name: &str, chief: Option<i64>) -> Vec<Value> {
+pub(crate) fn with_chief(name: &str, chief: Option<i64>) -> Vec<Value> {
     let plan = read(WITH_CHIEF, "plan.yaml")
         .unwrap()
         .remove(0)
@@ -1018,7 +1021,7 @@ async fn tfjobs_with_leftover_servers_are_reported_and_not_deleted() {
 }
 
 /// A running `pinfold scene reclaim --watch`. Dropping the value kills the process.
-struct Watching(Child);
+pub(crate) struct Watching(pub(crate) Child);
 
 impl Watching {
     fn start(kubeconfig: &std::path::Path, after: u32) -> Self {
@@ -1062,7 +1065,7 @@ impl Watching {
 
     /// Ends the program with a signal. Returns the exit code, standard output and standard error. Standard error is empty after
     /// [`Watching::errors`].
-    fn end(mut self, signal: nix::sys::signal::Signal) -> (Option<i32>, String, String) {
+    pub(crate) fn end(mut self, signal: nix::sys::signal::Signal) -> (Option<i32>, String, String) {
         let id = nix::unistd::Pid::from_raw(i32::try_from(self.0.id()).unwrap());
         nix::sys::signal::kill(id, signal).unwrap();
         let mut texts = (String::new(), String::new());
@@ -1304,12 +1307,6 @@ async fn the_program_reports_its_decisions() {
 }
 
 fn item(kind: ItemKind, role: &str, task: u32, outcome: JobOutcome) -> ReclaimItem {
-    let pairs = |pairs: &[(&str, &str)]| {
-        pairs
-            .iter()
-            .map(|(k, v)| ((*k).to_owned(), (*v).to_owned()))
-            .collect()
-    };
     let task = task.to_string();
     ReclaimItem {
         kind,
@@ -1317,13 +1314,16 @@ fn item(kind: ItemKind, role: &str, task: u32, outcome: JobOutcome) -> ReclaimIt
         name: format!("a-{role}-{task}"),
         uid: "u".to_owned(),
         version: "1".to_owned(),
-        labels: pairs(&[
-            ("name", "a"),
-            ("job", role),
-            ("task", &task),
-            ("pinfold.io/reclaim", "ps"),
-        ]),
-        annotations: pairs(&[("pinfold.io/workers", "4")]),
+        labels: ReclaimLabels {
+            name: Some("a".to_owned()),
+            role: Some(role.to_owned()),
+            task: Some(task),
+            reclaim: Some("ps".to_owned()),
+        },
+        annotations: ReclaimAnnotations {
+            workers: Some("4".to_owned()),
+            ..ReclaimAnnotations::default()
+        },
         created: 0,
         leaving: false,
         outcome,
@@ -1337,7 +1337,7 @@ proptest! {
         now in 0_i64..200,
         order in any::<u64>(),
     ) {
-        let mut items: Vec<ReclaimItem> = vec![
+        let mut items = vec![
             item(ItemKind::Deployment, "ps", 0, JobOutcome::Open),
             item(ItemKind::Service, "ps", 0, JobOutcome::Open),
         ];
@@ -1349,6 +1349,7 @@ proptest! {
             };
             items.push(item(ItemKind::Job, "worker", *task, outcome));
         }
+        let mut items: Vec<Arc<ReclaimItem>> = items.into_iter().map(Arc::new).collect();
         let mut tasks: Vec<u32> = workers.iter().map(|(task, ..)| *task).collect();
         tasks.sort_unstable();
         tasks.dedup();

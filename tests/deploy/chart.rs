@@ -158,9 +158,10 @@ fn chart_and_overlays_render_the_same_objects() {
     let text = "resources: [../overlays/containerd]\ncomponents: [../components/reclaim]\n";
     std::fs::write(folder.path().join("kustomization.yaml"), text).unwrap();
     let reclaiming = kustomize(&kubectl, folder.path());
+    let reclaimer = &find(&reclaiming, "Deployment", "pinfold-reclaim")["spec"];
     assert_eq!(
-        find(&reclaiming, "Deployment", "pinfold-reclaim")["spec"]["replicas"],
-        1
+        (&reclaimer["replicas"], &reclaimer["strategy"]),
+        (&json!(1), &json!({"type": "Recreate"}))
     );
     assert_equal(
         template(&helm, &[namespace, "reclaim.enabled=true"]),
@@ -322,25 +323,16 @@ fn the_chart_notes_describe_a_complete_uninstallation() {
     let (Some(helm), Some(kubectl)) = (program("helm"), program("kubectl")) else {
         return;
     };
-    let notes_with = |value: &str| {
-        let mut install = command(&helm);
-        install.args([
-            "install",
-            "ours",
-            "--namespace",
-            "tools",
-            "--dry-run=client",
-            "--set",
-            value,
-        ]);
-        let text = succeed(install.arg(here("deploy/helm/pinfold")));
-        text.split_once("NOTES:\n").unwrap().1.to_owned()
-    };
-    let lease = "kubectl -n tools delete lease pinfold-reclaim --ignore-not-found";
-    let notes = notes_with("reclaim.enabled=true");
-    assert!(notes.contains(lease), "{notes}");
-    let notes = notes_with("reclaim.enabled=false");
-    assert!(!notes.contains(lease), "{notes}");
+    let mut install = command(&helm);
+    install.args([
+        "install",
+        "ours",
+        "--namespace",
+        "tools",
+        "--dry-run=client",
+    ]);
+    let text = succeed(install.arg(here("deploy/helm/pinfold")));
+    let notes = text.split_once("NOTES:\n").unwrap().1;
     assert!(!notes.contains("deploy/"), "{notes}");
     assert!(
         notes.contains("kubectl -n tools patch daemonset pinfold --patch '{"),
@@ -516,7 +508,10 @@ fn the_chart_passes_lint_and_the_schema_refuses_invalid_values() {
             "/updateStrategy/rollingUpdate/maxUnavailable",
         ),
         ("reclaim.after=30", "/reclaim/after"),
-        ("reclaim.replicas=-1", "/reclaim/replicas"),
+        (
+            "reclaim.enabled=true,reclaim.replicas=2",
+            "the reclaimer runs as one pod. Remove the value",
+        ),
         ("image.digest=sha256:1", "/image/digest"),
         ("log.format=xml", "/log/format"),
         ("port=0", "/port"),

@@ -6,6 +6,7 @@ use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::process::ExitCode;
+use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Context, bail};
@@ -36,14 +37,14 @@ const DEADLINE: Duration = Duration::from_secs(30);
 /// parameter servers. If a chief or worker that must succeed has failed or is missing, the command deletes nothing of the job.
 /// The command keeps no state, so several copies may run at the same time. The training operator deletes the pods of TFJobs.
 ///
-/// With --watch, the command follows the objects and acts as soon as a job can be reclaimed. With --leader-elect, only one of
-/// several copies acts. With --plan-status, the command also writes the status of the ScenePlans.
+/// With --watch, the command follows the objects, acts as soon as a job can be reclaimed, and writes Events on the Jobs. With
+/// --plan-status, it also writes the status of the ScenePlans.
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:
   pinfold scene reclaim --dry-run                     print the planned deletions, and why other servers stay
   pinfold scene reclaim                               run a single round
   pinfold scene reclaim --watch --after 30s           run until a signal
-  pinfold scene reclaim --watch --leader-elect --plan-status --listen 0.0.0.0:9471
+  pinfold scene reclaim --watch --plan-status --listen 0.0.0.0:9471
                                                       as in deploy/components/reclaim
   pinfold scene reclaim --namespace train -o json
 
@@ -64,12 +65,12 @@ pub(super) struct ReclaimArgs {
     /// Time between two complete rounds of --watch without a change, 1s to 24h.
     #[arg(long, value_name = "DURATION", default_value = "10m", requires = "watch", value_parser = interval)]
     interval: Duration,
-    /// Act only while this copy holds the Lease pinfold-reclaim in the namespace of this copy, and write Events on the Jobs.
-    #[arg(long, requires = "watch", conflicts_with = "dry_run")]
-    leader_elect: bool,
     /// Also write the status of the ScenePlans. The claims are in the namespace of this copy.
-    #[arg(long, requires = "leader_elect")]
+    #[arg(long, requires = "watch", conflicts_with = "dry_run")]
     plan_status: bool,
+    /// A removed option, so that old arguments get an answer that says what to do.
+    #[arg(long, hide = true)]
+    leader_elect: bool,
     /// Address for /metrics, /healthz and /readyz, for example 0.0.0.0:9471.
     #[arg(long, value_name = "ADDRESS:PORT", requires = "watch")]
     listen: Option<SocketAddr>,
@@ -85,6 +86,11 @@ pub(super) struct ReclaimArgs {
 
 impl ReclaimArgs {
     pub(super) fn run(self) -> anyhow::Result<ExitCode> {
+        if self.leader_elect {
+            bail!(
+                "--leader-elect no longer exists, because a second copy does no harm; leave the option out, and run one copy"
+            );
+        }
         let runtime = super::super::run::runtime()?;
         runtime.block_on(async {
             let environment = |key: &str| std::env::var(key).ok();
@@ -160,7 +166,6 @@ impl ReclaimArgs {
         let choices = Choices {
             interval: self.interval,
             dry_run: self.dry_run,
-            leader_elect: self.leader_elect,
             plan_status: self.plan_status,
             listen: self.listen,
         };
@@ -311,7 +316,7 @@ fn object(round: &ReclaimRound, dry_run: bool) -> Value {
         if let (Some(fields), Some(more)) = (object.as_object_mut(), more.as_object()) {
             fields.extend(more.clone());
             let named =
-                |item: &ReclaimItem| json!({"kind": item.kind.to_string(), "name": item.name});
+                |item: &Arc<ReclaimItem>| json!({"kind": item.kind.to_string(), "name": item.name});
             fields.insert(
                 "servers".to_owned(),
                 job.servers.iter().map(named).collect(),

@@ -95,7 +95,7 @@ impl ClaimGuard {
 
 /// The task of a guard.
 ///
-/// The task is no reflector. A collection of one object needs no list: a GET after the start of the watch confirms the claim,
+/// The task is no informer. A collection of one object needs no list: a GET after the start of the watch confirms the claim,
 /// and the watch can begin from the server's cache. After a failure, the state of the claim is unknown.
 struct Watcher {
     claims: Arc<Claims>,
@@ -169,7 +169,7 @@ impl Watcher {
                 self.publish(lease.metadata.owners.iter().any(|owner| owner.uid == *uid));
             }
         }
-        if let Some(version) = Identity::of(&change.object).version() {
+        if let Some(version) = Identity::of(&change.object).take_version() {
             self.version = Some(version);
         }
         Ok(())

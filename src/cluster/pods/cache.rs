@@ -9,6 +9,9 @@ use super::PodsEvent;
 use crate::cluster::watch::Identity;
 use crate::pod::{ContainerIds, Pod, PodObject};
 
+/// A pod from the API server, or a sentence why it is unreadable.
+pub(super) type PodRead = Result<Arc<Pod>, String>;
+
 /// The known pods of this node, by uid. Whoever takes a pod from here shares it. The type does no I/O.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct PodCache {
@@ -95,12 +98,11 @@ impl PodsEvent {
     }
 
     /// A complete list.
-    pub(super) fn listed(objects: impl IntoIterator<Item = Box<RawValue>>) -> Self {
+    pub(super) fn listed(objects: impl IntoIterator<Item = (Identity, PodRead)>) -> Self {
         let (mut pods, mut unreadable) = (Vec::new(), BTreeMap::new());
-        for object in objects {
-            let identity = Identity::of(&object);
-            match read(&object, &identity) {
-                Ok(pod) => pods.push(Arc::new(pod)),
+        for (identity, pod) in objects {
+            match pod {
+                Ok(pod) => pods.push(pod),
                 Err(says) => {
                     unreadable.insert(identity.uid().to_owned(), says);
                 }
@@ -110,10 +112,9 @@ impl PodsEvent {
     }
 
     /// A new or changed pod.
-    pub(super) fn applied(object: &RawValue) -> Self {
-        let identity = Identity::of(object);
-        match read(object, &identity) {
-            Ok(pod) => Self::Applied(Arc::new(pod)),
+    pub(super) fn applied(identity: &Identity, pod: PodRead) -> Self {
+        match pod {
+            Ok(pod) => Self::Applied(pod),
             Err(says) => Self::Unreadable {
                 uid: identity.uid().to_owned(),
                 says,
@@ -122,8 +123,7 @@ impl PodsEvent {
     }
 
     /// A deletion. The uid identifies the pod, since a new pod may have the same name.
-    pub(super) fn deleted(object: &RawValue) -> Self {
-        let identity = Identity::of(object);
+    pub(super) fn deleted(identity: Identity) -> Self {
         Self::Deleted {
             uid: identity.uid.unwrap_or_default(),
             namespace: identity.namespace.unwrap_or_default(),
@@ -133,7 +133,7 @@ impl PodsEvent {
 }
 
 /// Decodes a pod, or returns a sentence with the pod's name and the error.
-fn read(object: &RawValue, identity: &Identity) -> Result<Pod, String> {
+pub(super) fn read(identity: &Identity, object: &RawValue) -> PodRead {
     let namespace = identity.namespace.as_deref().unwrap_or_default();
     let name = identity.name.as_deref().unwrap_or_default();
     if identity.uid().is_empty() || name.is_empty() {
@@ -152,7 +152,7 @@ fn read(object: &RawValue, identity: &Identity) -> Result<Pod, String> {
     })?;
     // The server reports the ids of the containers in the pod's status.
     let ids = ContainerIds::Awaited;
-    Ok(Pod { ids, ..pod })
+    Ok(Arc::new(Pod { ids, ..pod }))
 }
 
 #[cfg(test)]
@@ -168,16 +168,24 @@ mod tests {
         })
     }
 
-    fn raw(object: &Value) -> Box<RawValue> {
-        serde_json::value::to_raw_value(object).unwrap()
+    fn decoded(object: &Value) -> (Identity, PodRead) {
+        let object = serde_json::value::to_raw_value(object).unwrap();
+        let identity = Identity::of(&object);
+        let pod = read(&identity, &object);
+        (identity, pod)
     }
 
     fn list<const N: usize>(known: &mut PodCache, pods: [Value; N]) {
-        assert!(known.take(&PodsEvent::listed(pods.map(|pod| raw(&pod)))));
+        assert!(known.take(&PodsEvent::listed(pods.map(|pod| decoded(&pod)))));
     }
 
     fn apply(known: &mut PodCache, pod: &Value) -> bool {
-        known.take(&PodsEvent::applied(&raw(pod)))
+        let (identity, pod) = decoded(pod);
+        known.take(&PodsEvent::applied(&identity, pod))
+    }
+
+    fn delete(known: &mut PodCache, pod: &Value) -> bool {
+        known.take(&PodsEvent::deleted(decoded(pod).0))
     }
 
     #[test]
@@ -226,8 +234,8 @@ mod tests {
         let mut renewed = pod("a", "1");
         renewed["metadata"]["uid"] = json!("u-2");
         assert!(apply(&mut known, &renewed));
-        assert!(known.take(&PodsEvent::deleted(&raw(&pod("a", "1")))));
-        assert!(!known.take(&PodsEvent::deleted(&raw(&pod("a", "1")))));
+        assert!(delete(&mut known, &pod("a", "1")));
+        assert!(!delete(&mut known, &pod("a", "1")));
         assert_eq!(known.pods().len(), 1);
     }
 }

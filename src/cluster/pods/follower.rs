@@ -1,14 +1,11 @@
 //! [`follow`]: the task that reads the pods of a node, and sends each change.
 
-use std::time::Duration;
-
-use k8s_openapi::jiff::Timestamp;
-use serde_json::value::RawValue;
 use tokio::sync::mpsc;
 
+use super::cache::{PodRead, read};
 use super::{PodWatchSettings, PodsEvent};
 use crate::cluster::backoff::BackoffPolicy;
-use crate::cluster::reflect::{AfterPause, FollowedCollection, ObjectCache, SHORT_LIVED, reflect};
+use crate::cluster::informer::{AfterPause, Collection, CollectionEvent, Subscriber, inform};
 use crate::cluster::{Api, Call, ErrorKind, Failure};
 
 /// Follows the pods of a node until the receiver of `out` is dropped.
@@ -20,30 +17,24 @@ pub async fn follow(
     settings: PodWatchSettings,
     out: mpsc::Sender<PodsEvent>,
 ) {
-    let pods = FollowedCollection {
-        path: "/api/v1/pods".into(),
-        kind: "PodList",
-        metadata_only: false,
+    let pods = Collection {
         calls: (Call::ListPods, Call::WatchPods),
         fields: Some(format!("spec.nodeName={node}")),
-        labels: None,
-        page: None,
         streaming: settings.streaming.then_some(settings.initial),
         first_spread: settings.first_spread,
+        spread: settings.spread,
         watch_seconds: settings.watch_seconds,
         idle: settings.idle,
-        settled: SHORT_LIVED,
+        backoff: BackoffPolicy::new(settings.backoff, settings.backoff.1),
+        ..Collection::new("/api/v1/pods", "PodList", read)
     };
-    let backoff = BackoffPolicy::new(settings.backoff, settings.backoff.1);
     let sender = PodsSender {
         api: api.clone(),
-        spread: settings.spread,
         out: out.clone(),
-        complete: false,
         degraded: None,
     };
     tokio::select! {
-        () = reflect(api, pods, backoff, sender) => {}
+        () = inform(api, pods, sender) => {}
         () = out.closed() => {}
     }
 }
@@ -51,10 +42,7 @@ pub async fn follow(
 /// The sender of the changes.
 struct PodsSender {
     api: Api,
-    spread: Duration,
     out: mpsc::Sender<PodsEvent>,
-    /// Whether all pods have been read at least once.
-    complete: bool,
     /// The last reason that [`PodsEvent::Degraded`] reported; `None` while the watch works.
     degraded: Option<String>,
 }
@@ -65,34 +53,6 @@ impl PodsSender {
     async fn send(&self, event: PodsEvent) {
         // An error means that the receiver was dropped, which ends the task.
         let _ = self.out.send(event).await;
-    }
-}
-
-impl ObjectCache for PodsSender {
-    /// The first list has no pause of its own, since new containers wait for it.
-    fn stagger(&self) -> Duration {
-        if self.complete {
-            self.spread
-        } else {
-            Duration::ZERO
-        }
-    }
-
-    async fn replace(&mut self, objects: Vec<Box<RawValue>>) {
-        let listed = PodsEvent::listed(objects);
-        self.complete = true;
-        self.api.counters().resynced();
-        self.send(listed).await;
-    }
-
-    async fn put(&mut self, object: &RawValue) {
-        self.api.counters().pod_changed();
-        self.send(PodsEvent::applied(object)).await;
-    }
-
-    async fn remove(&mut self, object: &RawValue) {
-        self.api.counters().pod_changed();
-        self.send(PodsEvent::deleted(object)).await;
     }
 
     async fn works(&mut self) {
@@ -125,9 +85,29 @@ impl ObjectCache for PodsSender {
             self.send(PodsEvent::Degraded(reason)).await;
         }
     }
+}
 
-    async fn waits(&mut self, next: AfterPause, until: Timestamp) {
-        let lists = next == AfterPause::List;
-        self.send(PodsEvent::Waits { until, lists }).await;
+impl Subscriber<PodRead> for PodsSender {
+    async fn take(&mut self, event: CollectionEvent<PodRead>) {
+        match event {
+            CollectionEvent::Listed(pods) => {
+                self.api.counters().resynced();
+                self.send(PodsEvent::listed(pods)).await;
+            }
+            CollectionEvent::Put(identity, pod) => {
+                self.api.counters().pod_changed();
+                self.send(PodsEvent::applied(&identity, pod)).await;
+            }
+            CollectionEvent::Deleted(identity) => {
+                self.api.counters().pod_changed();
+                self.send(PodsEvent::deleted(identity)).await;
+            }
+            CollectionEvent::Works => self.works().await,
+            CollectionEvent::Failed(failure) => self.failed(&failure).await,
+            CollectionEvent::Waits { next, until } => {
+                let lists = next == AfterPause::List;
+                self.send(PodsEvent::Waits { until, lists }).await;
+            }
+        }
     }
 }

@@ -9,7 +9,7 @@
 //!   [`PodsEvent::Degraded`] once per reason.
 //! - **An unreadable pod keeps its last state.** [`PodsEvent::Unreadable`] names the pod. The remaining pods are still read.
 //!
-//! The module `cluster::reflect` sends the requests, and has the rules for broken watches, repeated lists and silent
+//! The module `cluster::informer` sends the requests, and has the rules for broken watches, repeated lists and silent
 //! connections.
 
 mod cache;
@@ -21,7 +21,7 @@ use std::time::Duration;
 
 use k8s_openapi::jiff::Timestamp;
 
-use super::reflect::RELIST_SPREAD;
+use super::informer::RELIST_SPREAD;
 use crate::pod::Pod;
 
 pub use cache::PodCache;

@@ -5,17 +5,17 @@
 //! [`UNWATCHED`].
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 use std::time::Duration;
 
 use k8s_openapi::jiff::Timestamp;
-use serde_json::Value;
-use serde_json::value::RawValue;
 use tokio::sync::watch;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
 use super::{ReclaimRound, Reclaimer, item, now};
-use crate::cluster::informer::{ObjectPart, ObjectSource, Objects, follow};
+use crate::cluster::informer::Collection;
+use crate::cluster::objects::{Objects, follow};
 use crate::cluster::{Backoff, Failure, Jitter};
 use crate::pod::ObjectName;
 use crate::scene::{
@@ -35,7 +35,7 @@ const FIRST_WAIT: Duration = Duration::from_secs(15);
 const LONGEST_WAIT: Duration = Duration::from_secs(300);
 
 /// The known objects of jobs that ask to be reclaimed. `None` for an unreadable object.
-type Items = watch::Receiver<Objects<Option<ReclaimItem>>>;
+type Items = watch::Receiver<Objects<Option<Arc<ReclaimItem>>>>;
 
 /// The watched objects.
 struct WatchedObjects {
@@ -106,12 +106,12 @@ impl Reclaimer {
             services,
             jobs,
         };
-        let source = |kind| self.source(kind);
+        let collection = |kind| self.collection(kind);
         // A round may be cancelled at any time: each delete is correct alone, and the next round finds the other objects.
         tokio::select! {
-            () = follow(self.api.clone(), source(ItemKind::Deployment), deployments_sender) => {}
-            () = follow(self.api.clone(), source(ItemKind::Service), services_sender) => {}
-            () = follow(self.api.clone(), source(ItemKind::Job), jobs_sender) => {}
+            () = follow(self.api.clone(), collection(ItemKind::Deployment), deployments_sender) => {}
+            () = follow(self.api.clone(), collection(ItemKind::Service), services_sender) => {}
+            () = follow(self.api.clone(), collection(ItemKind::Job), jobs_sender) => {}
             () = self.rounds(interval, watched, report) => {}
             () = stop.cancelled() => {}
         }
@@ -227,42 +227,30 @@ impl Reclaimer {
     }
 
     /// The objects of a kind that ask to be reclaimed.
-    fn source(&self, kind: ItemKind) -> ObjectSource<Option<ReclaimItem>> {
-        let (version, plural, list) = match kind {
-            ItemKind::Deployment => ("apps/v1", "deployments", "DeploymentList"),
-            ItemKind::Service => ("v1", "services", "ServiceList"),
-            ItemKind::Job => ("batch/v1", "jobs", "JobList"),
+    fn collection(&self, kind: ItemKind) -> Collection<Option<Arc<ReclaimItem>>> {
+        let labels = Some(format!("{RECLAIM_LABEL}={PS}"));
+        let collection = match kind {
+            ItemKind::Deployment => Collection::new(
+                self.path("apps/v1", "deployments"),
+                "DeploymentList",
+                |_, object| item(ItemKind::Deployment, object).ok().map(Arc::new),
+            ),
+            ItemKind::Service => {
+                Collection::new(self.path("v1", "services"), "ServiceList", |_, object| {
+                    item(ItemKind::Service, object).ok().map(Arc::new)
+                })
+            }
+            ItemKind::Job => {
+                Collection::new(self.path("batch/v1", "jobs"), "JobList", |_, object| {
+                    item(ItemKind::Job, object).ok().map(Arc::new)
+                })
+            }
         };
-        let decode: fn(&RawValue) -> Option<ReclaimItem> = match kind {
-            ItemKind::Deployment => deployment,
-            ItemKind::Service => service,
-            ItemKind::Job => job,
-        };
-        ObjectSource {
-            path: self.path(version, plural).into(),
-            kind: list,
-            labels: Some(format!("{RECLAIM_LABEL}={PS}")),
-            part: ObjectPart::WithoutSpec,
-            decode,
+        Collection {
+            labels,
+            ..collection
         }
     }
-}
-
-fn deployment(object: &RawValue) -> Option<ReclaimItem> {
-    decoded(ItemKind::Deployment, object)
-}
-
-fn service(object: &RawValue) -> Option<ReclaimItem> {
-    decoded(ItemKind::Service, object)
-}
-
-fn job(object: &RawValue) -> Option<ReclaimItem> {
-    decoded(ItemKind::Job, object)
-}
-
-fn decoded(kind: ItemKind, object: &RawValue) -> Option<ReclaimItem> {
-    let object: Value = serde_json::from_str(object.get()).ok()?;
-    item(kind, &object).ok()
 }
 
 /// The server's `Retry-After` for a round that must be repeated soon. The outer `None` means that no repeat is necessary.

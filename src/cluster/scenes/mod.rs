@@ -44,6 +44,8 @@ pub use model::{
     DecisionState, Phase, RunningPod, RunningPods, Scenes, SlotDecisionInput, SlotState,
 };
 pub use plans::Plans;
+#[cfg(feature = "reclaim")]
+pub(super) use plans::{PLAN_LIST, PLANS, read_plan};
 pub use settings::SceneSettings;
 
 // === impl Scenes ===

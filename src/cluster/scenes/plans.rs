@@ -1,4 +1,4 @@
-//! [`Plans`]: all ScenePlans, as the reflector reads them, and why they may be stale.
+//! [`Plans`]: all ScenePlans, as the informer reads them, and why they may be stale.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -10,18 +10,21 @@ use tokio::sync::watch;
 use tokio::time::Instant;
 
 use super::SceneSettings;
-use crate::cluster::reflect::{AfterPause, FollowedCollection, ObjectCache, reflect};
+use crate::cluster::informer::{AfterPause, Collection, CollectionEvent, Subscriber, inform};
 use crate::cluster::watch::Identity;
 use crate::cluster::{Api, Call, ErrorKind, Failure};
 use crate::scene::{ScenePlan, slots};
 
-pub(super) const PLANS: &str = "/apis/pinfold.io/v1alpha1/sceneplans";
+pub(in crate::cluster) const PLANS: &str = "/apis/pinfold.io/v1alpha1/sceneplans";
 
 /// The `kind` of a list of plans.
-pub(super) const PLAN_LIST: &str = "ScenePlanList";
+pub(in crate::cluster) const PLAN_LIST: &str = "ScenePlanList";
 
 /// The most deleted plans that are remembered.
 const MAX_ENDED: usize = 16;
+
+/// A plan, or why it is unreadable.
+pub(in crate::cluster) type PlanRead = Result<ScenePlan, String>;
 
 /// The known plans, and how current they are.
 #[derive(Debug, Clone, PartialEq)]
@@ -66,26 +69,24 @@ impl Plans {
     }
 
     /// Stores a complete list. `degraded` stays until the watch is open; the watch reports all changes after the list.
-    fn replace(&mut self, objects: &[Box<RawValue>]) {
+    fn replace(&mut self, objects: Vec<(Identity, PlanRead)>) {
         let mut before: BTreeMap<String, ScenePlan> = std::mem::take(&mut self.plans)
             .into_iter()
             .map(|plan| (name_of(&plan).to_owned(), plan))
             .collect();
         self.unreadable.clear();
-        for object in objects {
-            if let Some(plan) = before.remove(&name(object)) {
-                self.plans.push(plan);
-            }
-            self.put(object);
+        for (identity, plan) in objects {
+            let name = name(identity);
+            self.plans.extend(before.remove(&name));
+            self.put(name, plan);
         }
         before.into_values().for_each(|plan| self.end(plan));
         self.plans.sort_by(|a, b| name_of(a).cmp(name_of(b)));
     }
 
     /// Stores a new or changed plan. Returns whether a node's decision can depend on the change.
-    fn put(&mut self, object: &RawValue) -> bool {
-        let name = name(object);
-        match read(object) {
+    fn put(&mut self, name: String, plan: PlanRead) -> bool {
+        match plan {
             Ok(plan) => {
                 self.ended.retain(|ended| name_of(ended) != name);
                 let was_unreadable = self.unreadable.remove(&name).is_some();
@@ -103,10 +104,7 @@ impl Plans {
                 self.plans.sort_by(|a, b| name_of(a).cmp(name_of(b)));
                 changed || was_unreadable
             }
-            Err(error) => {
-                let reason = error.to_string();
-                self.unreadable.insert(name, reason.clone()) != Some(reason)
-            }
+            Err(reason) => self.unreadable.insert(name, reason.clone()) != Some(reason),
         }
     }
 
@@ -134,20 +132,26 @@ pub(super) fn name_of(plan: &ScenePlan) -> &str {
     plan.metadata.name.as_deref().unwrap_or_default()
 }
 
-fn name(object: &RawValue) -> String {
-    Identity::of(object).name.unwrap_or_default()
+fn name(identity: Identity) -> String {
+    identity.name.unwrap_or_default()
 }
 
-/// Decodes a plan. If the text were decoded directly, an error would name a column of the server's answer. The text is
-/// therefore first decoded into a tree of values.
+fn read(_: &Identity, object: &RawValue) -> PlanRead {
+    read_plan(serde_json::from_str(object.get()).map_err(|error| error.to_string())?)
+}
+
+/// Decodes a plan from a tree of values, because an error would otherwise name a column of the server's answer.
 ///
-/// The status is left out. No node depends on the status, so an unreadable status makes no plan unreadable.
-fn read(object: &RawValue) -> serde_json::Result<ScenePlan> {
-    let mut object: Value = serde_json::from_str(object.get())?;
+/// The status is left out, because nodes decide without it, and an unreadable status must make no plan unreadable. So are the
+/// managed fields, which nobody reads and which are often larger than the plan.
+pub(in crate::cluster) fn read_plan(mut object: Value) -> PlanRead {
     if let Some(fields) = object.as_object_mut() {
         fields.shift_remove("status");
     }
-    serde_json::from_value(object)
+    if let Some(metadata) = object.get_mut("metadata").and_then(Value::as_object_mut) {
+        metadata.shift_remove("managedFields");
+    }
+    serde_json::from_value(object).map_err(|error| error.to_string())
 }
 
 /// Whether two states of a plan are the same for every node. A write of the status changes only the resourceVersion, and must
@@ -172,30 +176,23 @@ pub(super) fn slots_of(plans: &Plans) -> u32 {
 
 /// Follows the plans forever. Failures are published as [`Plans::degraded`] and retried.
 pub(super) async fn follow(api: Api, settings: SceneSettings, published: watch::Sender<Plans>) {
-    let plans = FollowedCollection {
-        path: PLANS.into(),
-        kind: PLAN_LIST,
-        metadata_only: false,
+    let plans = Collection {
         calls: (Call::ListPlans, Call::WatchPlans),
-        fields: None,
-        labels: None,
-        page: None,
-        streaming: None,
-        first_spread: Duration::ZERO,
+        first_spread: settings.first_list_spread,
+        spread: settings.list_spread,
         watch_seconds: settings.watch_seconds,
         idle: settings.idle,
         settled: Duration::ZERO,
+        backoff: settings.backoff_policy(),
+        ..Collection::new(PLANS, PLAN_LIST, read)
     };
-    let backoff = settings.backoff_policy();
     let publisher = PlansPublisher {
-        settings,
         published,
-        has_listed: false,
         failing_since: None,
         reason: None,
         is_answered: true,
     };
-    reflect(api, plans, backoff, publisher).await;
+    inform(api, plans, publisher).await;
 }
 
 /// The remedy for a failure to read plans, as the end of a sentence.
@@ -215,10 +212,7 @@ const THROTTLED: Duration = Duration::from_secs(60);
 
 /// The known plans, and the receivers of each change.
 struct PlansPublisher {
-    settings: SceneSettings,
     published: watch::Sender<Plans>,
-    /// Whether the plans have been listed at least once.
-    has_listed: bool,
     /// The time of the first failure since the last opened watch or 410.
     failing_since: Option<Instant>,
     /// The last failure that was published, since the plans were current.
@@ -229,31 +223,9 @@ struct PlansPublisher {
 
 // === impl PlansPublisher ===
 
-impl ObjectCache for PlansPublisher {
-    fn stagger(&self) -> Duration {
-        if self.has_listed {
-            self.settings.list_spread
-        } else {
-            self.settings.first_list_spread
-        }
-    }
-
-    async fn replace(&mut self, objects: Vec<Box<RawValue>>) {
-        self.has_listed = true;
-        self.published.send_modify(|plans| plans.replace(&objects));
-    }
-
-    async fn put(&mut self, object: &RawValue) {
-        self.published.send_if_modified(|plans| plans.put(object));
-    }
-
-    async fn remove(&mut self, object: &RawValue) {
-        self.published
-            .send_modify(|plans| plans.remove(&name(object)));
-    }
-
+impl PlansPublisher {
     /// Marks the plans as current.
-    async fn works(&mut self) {
+    fn works(&mut self) {
         (self.failing_since, self.reason) = (None, None);
         self.published.send_if_modified(|plans| {
             plans.terminal = false;
@@ -262,7 +234,7 @@ impl ObjectCache for PlansPublisher {
     }
 
     /// Publishes a failure, unless the last known plans stay in force.
-    async fn failed(&mut self, failure: &Failure) {
+    fn failed(&mut self, failure: &Failure) {
         self.is_answered = failure.is_expired();
         if failure.is_expired() {
             // A restarted server answers 410 for old resourceVersions. The plans stay in force until the next list. The pause
@@ -291,7 +263,7 @@ impl ObjectCache for PlansPublisher {
     }
 
     /// Publishes why stale plans are not read at once although the server answers.
-    async fn waits(&mut self, next: AfterPause, until: Timestamp) {
+    fn waits(&mut self, next: AfterPause, until: Timestamp) {
         if next != AfterPause::List || !self.is_answered {
             return;
         }
@@ -304,5 +276,26 @@ impl ObjectCache for PlansPublisher {
             }
             waits
         });
+    }
+}
+
+impl Subscriber<PlanRead> for PlansPublisher {
+    async fn take(&mut self, event: CollectionEvent<PlanRead>) {
+        match event {
+            CollectionEvent::Listed(objects) => {
+                self.published.send_modify(|plans| plans.replace(objects));
+            }
+            CollectionEvent::Put(identity, plan) => {
+                self.published
+                    .send_if_modified(|plans| plans.put(name(identity), plan));
+            }
+            CollectionEvent::Deleted(identity) => {
+                self.published
+                    .send_modify(|plans| plans.remove(&name(identity)));
+            }
+            CollectionEvent::Works => self.works(),
+            CollectionEvent::Failed(failure) => self.failed(&failure),
+            CollectionEvent::Waits { next, until } => self.waits(next, until),
+        }
     }
 }

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use crate::cluster::backoff::BackoffPolicy;
 use crate::cluster::claims;
-use crate::cluster::reflect::RELIST_SPREAD;
+use crate::cluster::informer::RELIST_SPREAD;
 
 /// Times and limits for the scenes of a node.
 #[derive(Debug, Clone, PartialEq)]
