@@ -21,8 +21,7 @@ use super::cluster::{ClusterLink, ClusterLinkState};
 use super::heartbeat::{Health, Heartbeat};
 use super::runtime;
 use super::server::{BodyPieces, CONNECTION_TIMEOUT, Caller, PageBuilder, Responder};
-use crate::metrics::{self, AgentMetrics, Chunk, Format, PAGE_TIME, Page, Sources, ThreadStatus};
-use crate::pin::snapshot::ContainerState;
+use crate::metrics::{self, AgentMetrics, Chunk, Format, PAGE_TIME, Page, Sources};
 use crate::pin::{Enforcement, Snapshot};
 use crate::text::terminal::{escape, escape_json, escape_lines};
 
@@ -52,13 +51,13 @@ pub(super) struct HttpState {
 
 /// The JSON document of `/status`.
 #[derive(Serialize)]
-struct StatusDocument<'a> {
+struct StatusDocument {
     #[serde(skip_serializing_if = "Option::is_none")]
     cluster: Option<ClusterLinkState>,
     #[serde(skip_serializing_if = "Option::is_none")]
     runtime: Option<runtime::RuntimeLinkState>,
     #[serde(flatten)]
-    snapshot: &'a Snapshot,
+    snapshot: Snapshot,
 }
 
 /// The JSON document of `/status` for a caller who may not read names of pods.
@@ -73,15 +72,6 @@ struct ShortStatus {
     exclusive_containers: usize,
     /// The number of problems that `/readyz` counts.
     problems: usize,
-}
-
-/// A container in `/status`: the decision, and the observed threads.
-#[derive(Serialize)]
-struct ContainerDocument<'a> {
-    #[serde(flatten)]
-    state: &'a ContainerState,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    observed: Option<ThreadStatus>,
 }
 
 // === impl HttpState ===
@@ -136,21 +126,15 @@ impl HttpState {
         let runtime = self.runtime.as_ref().map(runtime::RuntimeLink::state);
         // A `/status` request collects fresh data, since the node may have no scraper.
         let threads = self.sources.thread_statuses(snapshot, until);
-        let containers: Vec<ContainerDocument<'_>> = snapshot
-            .containers
-            .iter()
-            .zip(threads)
-            .map(|(state, observed)| ContainerDocument { state, observed })
-            .collect();
-        let mut status = serde_json::to_value(StatusDocument {
+        let mut snapshot = Snapshot::clone(snapshot);
+        for (container, threads) in snapshot.containers.iter_mut().zip(threads) {
+            container.observed = threads;
+        }
+        serde_json::to_string_pretty(&StatusDocument {
             cluster,
             runtime,
             snapshot,
-        })?;
-        if let Some(place) = status.get_mut("containers") {
-            *place = serde_json::to_value(containers)?;
-        }
-        serde_json::to_string_pretty(&status)
+        })
     }
 
     /// Checks that a caller may read a path.

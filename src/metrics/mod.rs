@@ -32,7 +32,7 @@ use collectors::{Collectors, ConnectionSampler, Host};
 
 pub use agent::AgentMetrics;
 pub use api::{ApiNumbers, SceneNumbers};
-pub use collectors::{COLLECTORS, ThreadStatus};
+pub use collectors::COLLECTORS;
 pub use families::{
     AGENT_FAMILIES, API_FAMILIES, FAMILIES, Family, FamilyKind, RECLAIM_FAMILIES, RUNTIME_FAMILIES,
 };
@@ -48,7 +48,7 @@ use crate::host::perf;
 use crate::host::proc::Proc;
 use crate::pin::Snapshot;
 use crate::pin::snapshot::ContainerState;
-use crate::pod::ObjectName;
+use crate::pod::{ObjectName, ThreadStatus};
 
 /// The time limit of a page if the scraper gives no limit: Prometheus's default timeout with a margin.
 pub const PAGE_TIME: Duration = Duration::from_millis(9500);

@@ -144,6 +144,7 @@ fn container(root: &Path, name: &str, role: PodRole, own: Option<&str>) -> Conta
         created: true,
         at_start: None,
         repaired: None,
+        observed: None,
     }
 }
 
