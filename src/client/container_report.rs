@@ -8,14 +8,14 @@ use serde_json::Value;
 
 use super::container_status::{SafeText, StatusContainer, StatusVerdict};
 use crate::cpu::CpuSet;
+use crate::text::{counted, units};
 
 /// The line about an entitlement. `exclusive` is the number of CPUs; `of_pod` is true for an init container.
 pub(crate) fn entitlement_line(exclusive: u32, of_pod: bool, reason: &str) -> String {
     let what = match exclusive {
         0 if of_pod => "the CPUs of its pod".to_owned(),
         0 => "shared CPUs".to_owned(),
-        1 => "1 exclusive CPU".to_owned(),
-        more => format!("{more} exclusive CPUs"),
+        some => counted(some, "exclusive CPU"),
     };
     format!("  entitled to {what}: {reason}")
 }
@@ -87,7 +87,7 @@ impl StatusContainer {
                     .to_owned(),
                 _ => format!(
                     "  unpinned {}, from the first instruction until the CPUs were in force",
-                    duration(seconds)
+                    units::seconds(seconds)
                 ),
             });
         }
@@ -138,9 +138,8 @@ impl StatusContainer {
         let mut lines = vec![match &observed.verdict {
             Some(StatusVerdict { sentence, .. }) => sentence.to_string(),
             None => {
-                let count = observed.count;
-                let plural = if count == 1 { "" } else { "s" };
-                format!("{count} thread{plural} now; the expected number is unknown")
+                let threads = counted(observed.count, "thread");
+                format!("{threads} now; the expected number is unknown")
             }
         }];
         if let (Some(bound @ 1..), Some(allowed)) = (observed.bound, &observed.allowed_by_tasks) {
@@ -209,15 +208,6 @@ impl StatusContainer {
     }
 }
 
-/// A time with a unit in which it has few digits.
-fn duration(seconds: f64) -> String {
-    match seconds {
-        s if s < 0.9995 => format!("{:.1} ms", 1000.0 * s),
-        s if s < 119.5 => format!("{s:.1} s"),
-        s => format!("{:.0} min", s / 60.0),
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -240,7 +230,7 @@ mod tests {
     }
 
     #[test]
-    fn an_entitlement_and_a_time_are_plain() {
+    fn an_entitlement_is_plain() {
         let reason = "CPU limit 500m is not a whole number";
         for (cpus, of_pod, line) in [
             (
@@ -266,8 +256,6 @@ mod tests {
         ] {
             assert_eq!(entitlement_line(cpus, of_pod, reason), line);
         }
-        let durations = [0.0042, 0.9996, 18.91, 3600.0].map(duration);
-        assert_eq!(durations, ["4.2 ms", "1.0 s", "18.9 s", "60 min"]);
     }
 
     #[test]

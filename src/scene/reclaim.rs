@@ -14,7 +14,7 @@ use super::native_job::{
     ALL_WORKERS, CHIEF, EVALUATOR, PS, RECLAIM_AFTER, RECLAIM_LABEL, SUCCESS_POLICY, TASK_LABELS,
     WORKERS,
 };
-use crate::text::{self, counted};
+use crate::text::{counted, duration};
 
 /// The kind of a native job's object.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -309,7 +309,7 @@ fn verdict(
         let Some(text) = server.annotations.get(RECLAIM_AFTER) else {
             continue;
         };
-        let own = text::seconds(text)
+        let own = duration::read_seconds(text)
             .map_err(|remedy| format!("{RECLAIM_AFTER} of {server} is {text:?}: {remedy}"))?;
         wait = wait.max(Some(own));
     }
