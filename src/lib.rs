@@ -17,7 +17,7 @@
 //!
 //! | module | responsibility | may import | must not |
 //! |---|---|---|---|
-//! | [`text`] | YAML and JSON documents within limits; drawings as SVG | — | do I/O, know what a document means |
+//! | [`text`] | YAML and JSON documents within limits; durations, numbers with units, the text format of metrics; drawings as SVG | — | do I/O, know what a document means |
 //! | [`cpu`] | CPU sets, a machine's topology as values, placement | — | do I/O, read a clock, use randomness, know Kubernetes |
 //! | [`pod`] | QoS, role, entitlement, thread environment | `text` `cpu` | do I/O, know current assignments |
 //! | [`scene`] | plans of scenes and cases, slots, labels, rules of reclaim: the part that runs in the cluster | `text` | do I/O |

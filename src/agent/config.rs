@@ -20,7 +20,7 @@ use crate::cpu::CpuSet;
 use crate::metrics::COLLECTORS;
 use crate::pin::cpu_isolation::CpuIsolationOptions;
 use crate::pod::{CpuPreferences, Policy, ThreadPolicy};
-use crate::text::{duration, written};
+use crate::text::duration;
 
 /// The configuration file that is read if no file is named.
 pub const DEFAULT_FILE: &str = "/etc/pinfold.yaml";
@@ -157,7 +157,7 @@ impl Metrics {
             interval.is_zero()
                 || (Duration::from_secs(1)..=Duration::from_secs(3600)).contains(&interval),
             "metrics.connectionInterval is {}: use 1s to 1h, or 0s for no reads",
-            written(interval)
+            duration::written(interval)
         );
         anyhow::ensure!(
             self.max_peers <= 1000,
@@ -257,7 +257,7 @@ pub struct Overrides {
     #[arg(long, env = "PINFOLD_ENFORCEMENT")]
     pub enforcement: Option<EnforcementChoice>,
     /// Time between two checks of all assignments against the kernel, 1s to 1h [default: 10s]
-    #[arg(long, value_name = "DURATION", env = "PINFOLD_RECONCILE_INTERVAL", value_parser = duration)]
+    #[arg(long, value_name = "DURATION", env = "PINFOLD_RECONCILE_INTERVAL", value_parser = duration::read)]
     pub reconcile_interval: Option<Duration>,
     /// Address for metrics, health and status [default: 127.0.0.1:9470]
     #[arg(long, value_name = "ADDRESS", env = "PINFOLD_LISTEN")]
@@ -270,7 +270,7 @@ pub struct Overrides {
     #[arg(long, value_name = "NUMBER", env = "PINFOLD_MAX_SHARED_COUNTERS")]
     pub max_shared_counters: Option<usize>,
     /// Time between two reads of the pods' TCP connections, at most 1h; 0s disables the reads [default: 0s]
-    #[arg(long, value_name = "DURATION", env = "PINFOLD_CONNECTION_INTERVAL", value_parser = duration)]
+    #[arg(long, value_name = "DURATION", env = "PINFOLD_CONNECTION_INTERVAL", value_parser = duration::read)]
     pub connection_interval: Option<Duration>,
     /// Maximum number of peers in the training job for which a pod's traffic is reported; needs --connection-interval
     /// [default: 0]
@@ -404,7 +404,7 @@ impl Config {
         anyhow::ensure!(
             (Duration::from_secs(1)..=hour).contains(&self.reconcile_interval),
             "reconcileInterval is {}: use 1s to 1h",
-            written(self.reconcile_interval)
+            duration::written(self.reconcile_interval)
         );
         self.metrics.check()?;
         anyhow::ensure!(

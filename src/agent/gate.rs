@@ -214,6 +214,7 @@ mod tests {
             created: true,
             at_start: None,
             repaired: None,
+            observed: None,
         }
     }
 

@@ -18,11 +18,11 @@ use tokio::sync::watch;
 
 use super::access::{self, AccessRefusal, AccessRules};
 use super::cluster::{ClusterLink, ClusterLinkState};
+use super::exporter::Exporter;
 use super::heartbeat::{Health, Heartbeat};
 use super::runtime;
 use super::server::{BodyPieces, CONNECTION_TIMEOUT, Caller, PageBuilder, Responder};
-use crate::metrics::{self, AgentMetrics, Chunk, Format, PAGE_TIME, Page, Sources, ThreadStatus};
-use crate::pin::snapshot::ContainerState;
+use crate::metrics::{Chunk, Format, PAGE_TIME};
 use crate::pin::{Enforcement, Snapshot};
 use crate::text::terminal::{escape, escape_json, escape_lines};
 
@@ -40,8 +40,7 @@ const NO_PASS: &str = "not ready: no reconcile pass has succeeded so far\n";
 pub(super) struct HttpState {
     pub(super) snapshot: watch::Receiver<Option<Arc<Snapshot>>>,
     pub(super) heartbeat: Heartbeat,
-    pub(super) sources: Sources,
-    pub(super) metrics: AgentMetrics,
+    pub(super) exporter: Arc<Exporter>,
     /// The state of the API connection, where the API is used.
     pub(super) link: Option<ClusterLink>,
     /// The state of the connection to the container runtime, where NRI is used.
@@ -52,13 +51,13 @@ pub(super) struct HttpState {
 
 /// The JSON document of `/status`.
 #[derive(Serialize)]
-struct StatusDocument<'a> {
+struct StatusDocument {
     #[serde(skip_serializing_if = "Option::is_none")]
     cluster: Option<ClusterLinkState>,
     #[serde(skip_serializing_if = "Option::is_none")]
     runtime: Option<runtime::RuntimeLinkState>,
     #[serde(flatten)]
-    snapshot: &'a Snapshot,
+    snapshot: Snapshot,
 }
 
 /// The JSON document of `/status` for a caller who may not read names of pods.
@@ -75,25 +74,9 @@ struct ShortStatus {
     problems: usize,
 }
 
-/// A container in `/status`: the decision, and the observed threads.
-#[derive(Serialize)]
-struct ContainerDocument<'a> {
-    #[serde(flatten)]
-    state: &'a ContainerState,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    observed: Option<ThreadStatus>,
-}
-
 // === impl HttpState ===
 
 impl HttpState {
-    /// The complete page of `/metrics`: the collected families and the agent's own families.
-    pub(super) fn page(&self, collected: Page) -> Page {
-        let api = self.link.as_ref().map(ClusterLink::numbers);
-        let runtime = self.runtime.as_ref().map(runtime::RuntimeLink::numbers);
-        metrics::add_agent_families(collected, &self.metrics, api.as_ref(), runtime.as_ref())
-    }
-
     /// The response to a scrape. `None`: another page was still being built at `until`.
     fn scrape(
         &self,
@@ -108,9 +91,7 @@ impl HttpState {
                 .unwrap_or_default()
         };
         let format = Format::accepted(header(ACCEPT));
-        let chunks = self
-            .page(self.sources.collect_shared(snapshot, until)?)
-            .chunks(format);
+        let chunks = self.exporter.scrape(snapshot, format, until)?;
         let mut response = if accepts_gzip(header(ACCEPT_ENCODING)) {
             let mut response = typed(StatusCode::OK, format.content_type(), gzip(&chunks));
             response
@@ -135,22 +116,16 @@ impl HttpState {
         let cluster = self.link.as_ref().map(ClusterLink::state);
         let runtime = self.runtime.as_ref().map(runtime::RuntimeLink::state);
         // A `/status` request collects fresh data, since the node may have no scraper.
-        let threads = self.sources.thread_statuses(snapshot, until);
-        let containers: Vec<ContainerDocument<'_>> = snapshot
-            .containers
-            .iter()
-            .zip(threads)
-            .map(|(state, observed)| ContainerDocument { state, observed })
-            .collect();
-        let mut status = serde_json::to_value(StatusDocument {
+        let threads = self.exporter.sources.thread_statuses(snapshot, until);
+        let mut snapshot = Snapshot::clone(snapshot);
+        for (container, threads) in snapshot.containers.iter_mut().zip(threads) {
+            container.observed = threads;
+        }
+        serde_json::to_string_pretty(&StatusDocument {
             cluster,
             runtime,
             snapshot,
-        })?;
-        if let Some(place) = status.get_mut("containers") {
-            *place = serde_json::to_value(containers)?;
-        }
-        serde_json::to_string_pretty(&status)
+        })
     }
 
     /// Checks that a caller may read a path.

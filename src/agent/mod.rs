@@ -19,6 +19,7 @@ pub mod cluster;
 pub mod config;
 mod event;
 mod event_queue;
+pub mod exporter;
 mod folder;
 mod gate;
 mod heartbeat;

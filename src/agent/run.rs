@@ -20,6 +20,7 @@ use super::cluster::{ApiTasks, ClusterContext, peers};
 use super::config::Config;
 use super::event::{AgentEvent, CreateAnswer, RuntimePod, RuntimeUpdate};
 use super::event_queue::{EventQueue, EventSenders};
+use super::exporter::Exporter;
 use super::folder::ManifestFolder;
 use super::heartbeat::Heartbeat;
 use super::http::HttpState;
@@ -37,7 +38,7 @@ use crate::host::cgroup::PARTITION;
 use crate::host::notify;
 use crate::host::watch::{Watch, WatchChanges};
 use crate::host::{limits, perf};
-use crate::metrics::{AgentMetrics, Format, Peer, Sources, UnknownPeers};
+use crate::metrics::{AgentMetrics, Peer, Sources, UnknownPeers};
 use crate::pin::Snapshot;
 use crate::pod::{ObjectName, Pod};
 
@@ -114,12 +115,18 @@ impl Agent {
             },
         );
         let heartbeat = Heartbeat::new(node.config.reconcile_interval);
+        let link = cluster.as_ref().map(|cluster| cluster.link.clone());
+        let exporter = Arc::new(Exporter {
+            sources,
+            metrics: metrics.clone(),
+            link: link.clone(),
+            runtime: runtime.clone(),
+        });
         let state = Arc::new(HttpState {
             snapshot: snapshot.clone(),
             heartbeat: heartbeat.clone(),
-            sources,
-            metrics: metrics.clone(),
-            link: cluster.as_ref().map(|cluster| cluster.link.clone()),
+            exporter,
+            link,
             runtime,
             access,
         });
@@ -162,8 +169,7 @@ impl Agent {
         let snapshot = self
             .snapshot()
             .context("the first reconcile pass has not ended")?;
-        let page = self.state.page(self.state.sources.collect(&snapshot));
-        Ok(page.text(Format::Text))
+        Ok(self.state.exporter.text(&snapshot))
     }
 
     /// Sends a CreateContainer request about a pod's only container, as a container runtime does, and returns the reconciler's
@@ -341,7 +347,7 @@ fn watch_connections(
     tasks.spawn(sample_connections(Arc::clone(state), interval, unknown));
     if let (Some(api), Some(cluster)) = (api.filter(|_| settings.max_peers > 0), cluster) {
         let state = Arc::clone(state);
-        let set_peers = move |job, members| set_known_peers(&state.sources, job, members);
+        let set_peers = move |job, members| set_known_peers(&state.exporter.sources, job, members);
         tasks.spawn(peers::resolve(api, cluster.pods.clone(), wanted, set_peers));
     }
 }
@@ -416,12 +422,12 @@ async fn sample_connections(
             return std::future::pending().await;
         };
         let sampled_state = Arc::clone(&state);
-        let sample = move || sampled_state.sources.sample_connections(&snapshot);
+        let sample = move || sampled_state.exporter.sources.sample_connections(&snapshot);
         tokio::task::spawn_blocking(sample)
             .await
             .context("a sample of TCP connections failed")?;
         // `peers::resolve` may be busy or absent. The unknown addresses of this read are then dropped.
-        let _ = unknown.try_send(state.sources.unknown_peers());
+        let _ = unknown.try_send(state.exporter.sources.unknown_peers());
     }
 }
 

@@ -12,11 +12,12 @@ use super::{Draft, Line, OutputFormat};
 use crate::agent::config::EnforcementChoice;
 use crate::cpu::CpuSet;
 use crate::experiment::statistics::{Summary, USUAL_MARGIN};
-use crate::sandbox::bench::plan::{BenchPlan, BenchProgram, PlanOptions, Way, counted};
+use crate::sandbox::bench::plan::{BenchPlan, BenchProgram, PlanOptions, Way};
 use crate::sandbox::bench::report::{BenchReport, Comparison, Metric};
 use crate::sandbox::bench::steps::Pattern;
 use crate::sandbox::bench::{self, BenchOptions, job, picture};
 use crate::sandbox::neighbors::NeighborKind;
+use crate::text::counted;
 
 /// Measure the benefit of pinning and sizing on this machine.
 ///

@@ -6,7 +6,7 @@ use std::process::ExitCode;
 
 use clap::Args;
 use console::{Style, Term};
-use indicatif::{HumanBytes, ProgressBar};
+use indicatif::ProgressBar;
 
 use super::interrupt::{INTERRUPTED, cancel_on_signal};
 use super::run::{runtime, start_error_log};
@@ -14,6 +14,7 @@ use super::{Line, OutputFormat};
 use crate::sandbox::demo::{self, DemoFrame, DemoOptions, DemoReport, DemoRow, HalfFigures};
 use crate::sandbox::job::Mode;
 use crate::sandbox::neighbors::NeighborKind;
+use crate::text::units;
 
 /// Run a small training job on this machine: first shared, then pinned and sized by the agent.
 ///
@@ -192,15 +193,6 @@ fn cells(row: &DemoRow) -> [String; 10] {
     } else {
         format!("{} shared", row.cpus)
     };
-    let bytes = |rate: f64| {
-        #[expect(
-            clippy::cast_possible_truncation,
-            clippy::cast_sign_loss,
-            reason = "a rate is not negative"
-        )]
-        let whole = rate as u64;
-        HumanBytes(whole).to_string()
-    };
     [
         row.pod.clone(),
         row.role.clone(),
@@ -210,8 +202,8 @@ fn cells(row: &DemoRow) -> [String; 10] {
         format!("{:.0}", row.steps_per_second),
         format!("{:.0}", row.context_switches_per_second),
         format!("{:.1}", row.throttled_periods_per_second),
-        bytes(row.receive_bytes_per_second),
-        bytes(row.transmit_bytes_per_second),
+        units::bytes(row.receive_bytes_per_second),
+        units::bytes(row.transmit_bytes_per_second),
     ]
 }
 
@@ -224,7 +216,7 @@ fn changes(report: &DemoReport) -> Vec<String> {
             return table.add_row([name, "-", "-", "-"]);
         };
         let change = if before > 0.0 {
-            format!("{:+.0} %", (after / before - 1.0) * 100.0)
+            units::change(after / before)
         } else {
             "-".to_owned()
         };
@@ -266,7 +258,7 @@ fn summary(report: &DemoReport) -> Vec<Line> {
         let pinned_at = match row.unpinned_seconds {
             None => "at an unknown time".to_owned(),
             Some(unpinned) if unpinned < 0.02 => "within 20 ms of the first instruction".to_owned(),
-            Some(unpinned) => format!("{:.0} ms after the first instruction", unpinned * 1e3),
+            Some(unpinned) => format!("{} after the first instruction", units::seconds(unpinned)),
         };
         let line = format!(
             "  {}: exclusive {}, TF_NUM_INTRAOP_THREADS={threads}, pinned {pinned_at}",

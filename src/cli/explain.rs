@@ -14,7 +14,6 @@ use super::local_agent::local_agent;
 use super::plan::{MachineArgs, Planned, PlannedContainer};
 use crate::agent::config::Overrides;
 use crate::client::{Endpoint, container_report, full_status};
-use crate::cpu::CpuSet;
 use crate::pod::Entitlement;
 
 /// The examples in the help.
@@ -94,7 +93,8 @@ impl Explain {
         Ok(ExitCode::SUCCESS)
     }
 
-    /// The pod's containers, as an agent reports the containers in `/status`.
+    /// The pod's containers, as an agent reports them in `/status`. They stay documents, because `-o json` passes on whatever an
+    /// agent of another version sends.
     ///
     /// # Errors
     /// No agent answers; the server is no agent; no pod or more than one pod has the name.
@@ -254,8 +254,7 @@ pub(super) fn describe(planned: &Planned) -> Vec<String> {
             // The remarks name annotations that are ignored, for example.
             lines.push(format!("           {note}"));
         }
-        let memory = container.mems.as_ref().map(CpuSet::to_string);
-        lines.extend(memory.map(|numa| container_report::memory(&numa)));
+        lines.extend(container.mems.as_ref().map(container_report::memory));
         lines.push(format!("  threads  {}", container.threads.reason));
         for (name, value) in &container.env {
             lines.push(format!("           {name}={value}"));

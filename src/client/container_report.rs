@@ -1,85 +1,23 @@
 //! The status of a pod's containers in words, for `pinfold explain`.
 
-use std::collections::BTreeMap;
 use std::fmt::Display;
 
 use anyhow::Context;
 use serde::Deserialize;
 use serde_json::Value;
 
-/// The parts of a container's status that the report mentions.
-#[derive(Debug, Deserialize)]
-#[serde(rename_all = "camelCase")]
-struct ReportedStatus {
-    namespace: String,
-    pod: String,
-    container: String,
-    role: String,
-    evidence: String,
-    qos: String,
-    entitlement: ReportedEntitlement,
-    assigned: Option<String>,
-    effective: Option<String>,
-    partition: Option<String>,
-    numa: Option<String>,
-    /// Agents of earlier versions do not tell.
-    memory: Option<String>,
-    running: bool,
-    created: bool,
-    threads: ReportedEnvironment,
-    /// Variables that the agent put into the environment; `None` without a runtime request.
-    injected: Option<Vec<String>>,
-    note: Option<String>,
-    unpinned_seconds: Option<f64>,
-    observed: Option<ObservedThreads>,
-}
-
-#[derive(Debug, Deserialize)]
-#[serde(rename_all = "camelCase")]
-struct ObservedThreads {
-    allowed_by_tasks: Option<String>,
-    bound: Option<usize>,
-    threads: usize,
-    /// The thread variables in the environment of the program.
-    variables: Option<BTreeMap<String, String>>,
-    verdict: Option<ReportedVerdict>,
-}
-
-#[derive(Debug, Deserialize)]
-struct ReportedVerdict {
-    sentence: String,
-}
-
-#[derive(Debug, Deserialize)]
-struct ReportedEntitlement {
-    /// Missing in the status of earlier agents.
-    #[serde(default)]
-    kind: String,
-    #[serde(default)]
-    cpus: u32,
-    reason: String,
-}
+use super::container_status::{SafeText, StatusContainer, StatusVerdict};
+use crate::cpu::CpuSet;
+use crate::text::{counted, units};
 
 /// The line about an entitlement. `exclusive` is the number of CPUs; `of_pod` is true for an init container.
 pub(crate) fn entitlement_line(exclusive: u32, of_pod: bool, reason: &str) -> String {
     let what = match exclusive {
         0 if of_pod => "the CPUs of its pod".to_owned(),
         0 => "shared CPUs".to_owned(),
-        1 => "1 exclusive CPU".to_owned(),
-        more => format!("{more} exclusive CPUs"),
+        some => counted(some, "exclusive CPU"),
     };
     format!("  entitled to {what}: {reason}")
-}
-
-#[derive(Debug, Deserialize)]
-struct ReportedEnvironment {
-    /// The variables that the agent computed.
-    variables: BTreeMap<String, String>,
-    /// The variables that the pod sets, and that stay.
-    kept: Vec<String>,
-    reason: String,
-    /// Why the variables may not reach the programs.
-    caution: Option<String>,
 }
 
 /// The first line about a pod, of a running agent's status or of a plan. `pod` is its namespace and name.
@@ -93,12 +31,9 @@ pub(crate) fn pod_heading(
 }
 
 /// The line about the NUMA nodes of a container's memory.
-pub(crate) fn memory(numa: &str) -> String {
-    let is_one = numa.parse::<u32>().is_ok();
-    format!(
-        "  memory   from NUMA node{} {numa}",
-        if is_one { "" } else { "s" }
-    )
+pub(crate) fn memory(numa: &CpuSet) -> String {
+    let plural = if numa.len() == 1 { "" } else { "s" };
+    format!("  memory   from NUMA node{plural} {numa}")
 }
 
 /// Puts the containers of a pod into words, as lines.
@@ -108,7 +43,7 @@ pub(crate) fn memory(numa: &str) -> String {
 pub(crate) fn describe(containers: &[Value]) -> anyhow::Result<Vec<String>> {
     let mut lines = Vec::new();
     for value in containers {
-        let container = ReportedStatus::deserialize(value).context(
+        let container = StatusContainer::deserialize(value).context(
             "can't read the container in the agent's status: use the pinfold program of the agent's version, or -o json",
         )?;
         if lines.is_empty() {
@@ -117,7 +52,7 @@ pub(crate) fn describe(containers: &[Value]) -> anyhow::Result<Vec<String>> {
                 pod,
                 &container.qos,
                 &container.role,
-                &container.evidence,
+                container.evidence.as_str(),
             ));
         }
         lines.push(String::new());
@@ -126,9 +61,9 @@ pub(crate) fn describe(containers: &[Value]) -> anyhow::Result<Vec<String>> {
     Ok(lines)
 }
 
-// === impl ReportedStatus ===
+// === impl StatusContainer ===
 
-impl ReportedStatus {
+impl StatusContainer {
     fn describe(&self) -> Vec<String> {
         let state = self
             .absence()
@@ -138,21 +73,21 @@ impl ReportedStatus {
             format!("Container {}{}", self.container, state.unwrap_or_default()),
             entitlement_line(
                 self.entitlement.cpus,
-                self.entitlement.kind == "pod",
-                &self.entitlement.reason,
+                self.entitlement.kind.as_str() == "pod",
+                self.entitlement.reason.as_str(),
             ),
             format!("  CPUs     {}", self.cpus()),
         ];
         lines.extend(self.note.iter().map(|note| format!("           {note}")));
         let bound = self.memory.as_ref().filter(|_| self.assigned.is_some());
-        lines.extend(bound.map(|numa| memory(numa)));
+        lines.extend(bound.map(memory));
         if let Some(seconds) = self.unpinned_seconds {
             lines.push(match seconds {
                 0.0 => "  unpinned 0 ms: the CPUs were in force before the first instruction"
                     .to_owned(),
                 _ => format!(
                     "  unpinned {}, from the first instruction until the CPUs were in force",
-                    duration(seconds)
+                    units::seconds(seconds)
                 ),
             });
         }
@@ -178,18 +113,19 @@ impl ReportedStatus {
         } else {
             "none yet"
         };
-        let in_force = self.effective.as_deref().unwrap_or(none);
+        let in_force = self.effective.as_ref();
+        let in_force = in_force.map_or_else(|| none.to_owned(), CpuSet::to_string);
         let numa = self.numa.as_ref();
         let numa = numa.map_or_else(String::new, |numa| format!(", NUMA {numa}"));
         match &self.assigned {
             Some(assigned) => {
-                let kind = match self.partition.as_deref() {
+                let kind = match &self.partition {
                     Some(kind) => format!(" (partition {kind})"),
                     None => String::new(),
                 };
                 format!("{assigned}, exclusive{numa}; in force: {in_force}{kind}")
             }
-            None if self.effective.is_none() => in_force.to_owned(),
+            None if self.effective.is_none() => in_force,
             None => format!("{in_force}, shared{numa}"),
         }
     }
@@ -200,13 +136,10 @@ impl ReportedStatus {
             return Vec::new();
         };
         let mut lines = vec![match &observed.verdict {
-            Some(ReportedVerdict { sentence }) => sentence.clone(),
+            Some(StatusVerdict { sentence, .. }) => sentence.to_string(),
             None => {
-                let plural = if observed.threads == 1 { "" } else { "s" };
-                format!(
-                    "{} thread{plural} now; the expected number is unknown",
-                    observed.threads
-                )
+                let threads = counted(observed.count, "thread");
+                format!("{threads} now; the expected number is unknown")
             }
         }];
         if let (Some(bound @ 1..), Some(allowed)) = (observed.bound, &observed.allowed_by_tasks) {
@@ -224,11 +157,11 @@ impl ReportedStatus {
     /// The thread variables, grouped by origin.
     fn environment(&self) -> Vec<String> {
         let mut lines = Vec::new();
-        let assignment = |name: &&String| match self.threads.variables.get(*name) {
+        let assignment = |name: &&SafeText| match self.threads.variables.get(*name) {
             Some(value) => format!("{name}={value}"),
-            None => (*name).clone(),
+            None => name.to_string(),
         };
-        let list = |names: &[&String]| {
+        let list = |names: &[&SafeText]| {
             let assignments: Vec<String> = names.iter().map(assignment).collect();
             assignments.join(" ")
         };
@@ -241,10 +174,10 @@ impl ReportedStatus {
             .as_ref()
             .and_then(|observed| observed.variables.as_ref());
         // A variable with the computed value needs no remark about its origin.
-        let is_effective = |name: &str| {
+        let is_effective = |name: &SafeText| {
             actual.is_some_and(|actual| actual.get(name) == self.threads.variables.get(name))
         };
-        let (effective, missing): (Vec<&String>, Vec<&String>) = self
+        let (effective, missing): (Vec<&SafeText>, Vec<&SafeText>) = self
             .threads
             .variables
             .keys()
@@ -270,17 +203,8 @@ impl ReportedStatus {
             let kept = self.threads.kept.join(", ");
             lines.push(format!("set by the pod, unchanged: {kept}"));
         }
-        lines.extend(self.threads.caution.clone());
+        lines.extend(self.threads.caution.iter().map(ToString::to_string));
         lines
-    }
-}
-
-/// A time with a unit in which it has few digits.
-fn duration(seconds: f64) -> String {
-    match seconds {
-        s if s < 0.9995 => format!("{:.1} ms", 1000.0 * s),
-        s if s < 119.5 => format!("{s:.1} s"),
-        s => format!("{:.0} min", s / 60.0),
     }
 }
 
@@ -306,7 +230,7 @@ mod tests {
     }
 
     #[test]
-    fn an_entitlement_and_a_time_are_plain() {
+    fn an_entitlement_is_plain() {
         let reason = "CPU limit 500m is not a whole number";
         for (cpus, of_pod, line) in [
             (
@@ -332,8 +256,6 @@ mod tests {
         ] {
             assert_eq!(entitlement_line(cpus, of_pod, reason), line);
         }
-        let durations = [0.0042, 0.9996, 18.91, 3600.0].map(duration);
-        assert_eq!(durations, ["4.2 ms", "1.0 s", "18.9 s", "60 min"]);
     }
 
     #[test]

@@ -6,6 +6,7 @@
 #![warn(clippy::too_many_lines, clippy::excessive_nesting)]
 
 pub(crate) mod container_report;
+mod container_status;
 mod endpoint;
 #[cfg(feature = "top")]
 mod fetch;
@@ -21,6 +22,8 @@ mod status;
 #[cfg(feature = "top")]
 pub(crate) mod targets;
 
+#[cfg(feature = "top")]
+pub(crate) use container_status::SafeText;
 pub(crate) use endpoint::Endpoint;
 #[cfg(feature = "portforward")]
 pub(crate) use endpoint::{Opening, Route, Stream};
@@ -33,4 +36,4 @@ pub(crate) use row::{PodKey, PodRow, RowFigures};
 #[cfg(all(test, feature = "top"))]
 pub(crate) use scrape::{ScrapeValues, family_names};
 #[cfg(feature = "top")]
-pub(crate) use status::{AgentStatus, SafeText};
+pub(crate) use status::AgentStatus;

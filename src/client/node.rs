@@ -5,9 +5,10 @@ use std::collections::{BTreeMap, HashMap, HashSet, VecDeque};
 use std::sync::Arc;
 use std::time::Duration;
 
+use super::container_status::{SafeText, StatusContainer};
 use super::row::{PodKey, PodRow, RowFigures};
 use super::scrape::{ContainerCounters, PodCounters, ScrapeValues};
-use super::status::{AgentStatus, SafeText, StatusContainer, StatusUnknownOwner};
+use super::status::{AgentStatus, StatusUnknownOwner};
 use crate::cpu::CpuSet;
 
 /// Rates are means over about this time: a counter in a scrape may be up to a second old.
@@ -270,7 +271,7 @@ impl MonitoredNode {
                 is_same.then(|| counter(&earlier.counters)).flatten()
             })
         };
-        let threads = container.threads.as_ref();
+        let threads = container.observed.as_ref();
         let verdict = threads.and_then(|threads| threads.verdict.as_ref());
         let expected = [AS_EXPECTED, FEWER_THAN_EXPECTED];
         let is_known = container.assigned.is_some() && container.effective.is_some();
@@ -367,7 +368,7 @@ fn unknown_owner_key(owner: &StatusUnknownOwner) -> PodKey {
 /// Remarks about a container, for people.
 fn notes(container: &StatusContainer) -> Vec<String> {
     let mut notes: Vec<String> = container.note.iter().map(ToString::to_string).collect();
-    let threads = container.threads.as_ref();
+    let threads = container.observed.as_ref();
     let verdict = threads.and_then(|threads| threads.verdict.as_ref());
     let unexpected = verdict.filter(|verdict| verdict.finding.as_str() != AS_EXPECTED);
     notes.extend(unexpected.map(|verdict| verdict.sentence.to_string()));

@@ -1,6 +1,6 @@
 //! [`PodRow`]: a pod as `top` shows the pod, with [`RowFigures`] of the pod and of each container.
 
-use super::status::SafeText;
+use super::container_status::SafeText;
 use crate::cpu::CpuSet;
 
 /// The identity of a pod on a node.

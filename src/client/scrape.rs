@@ -1,8 +1,9 @@
 //! [`ScrapeValues`]: the counters of pods and containers that `/metrics` has and `/status` lacks.
 
-use crate::pod::ObjectName;
-use std::borrow::Cow;
 use std::collections::HashMap;
+
+use crate::pod::ObjectName;
+use crate::text::exposition;
 
 /// Counters of a container; `None` without a series.
 #[derive(Debug, Clone, Copy, PartialEq, Default)]
@@ -100,51 +101,49 @@ const POD_FAMILIES: [(&str, PodField); 4] = [
 
 const START_TIME: &str = "process_start_time_seconds";
 
+fn container_field(family: &str) -> Option<ContainerField> {
+    let mut families = CONTAINER_FAMILIES.iter();
+    families
+        .find(|(name, _)| *name == family)
+        .map(|(_, field)| *field)
+}
+
+fn pod_field(family: &str) -> Option<PodField> {
+    let mut families = POD_FAMILIES.iter();
+    families
+        .find(|(name, _)| *name == family)
+        .map(|(_, field)| *field)
+}
+
 // === impl ScrapeValues ===
 
 impl ScrapeValues {
-    /// Parses Prometheus' text format; a line that does not parse is skipped.
-    pub(crate) fn parse(text: &str) -> Self {
+    /// Adds up the series that `top` shows; a line that does not parse is skipped.
+    pub(crate) fn parse(page: &str) -> Self {
         let mut scrape = Self::default();
-        for line in text.lines() {
-            // Most lines belong to other families; comparing the name skips them early.
-            let name = line.split(['{', ' ']).next().unwrap_or_default();
-            let container = CONTAINER_FAMILIES
-                .iter()
-                .find(|(family, _)| *family == name);
-            let pod = POD_FAMILIES.iter().find(|(family, _)| *family == name);
-            if container.is_none() && pod.is_none() && name != START_TIME {
-                continue;
+        let is_wanted = |name: &str| {
+            container_field(name).is_some() || pod_field(name).is_some() || name == START_TIME
+        };
+        for series in exposition::series(page, is_wanted) {
+            if series.name == START_TIME {
+                scrape.started = Some(series.value);
             }
-            let Some((labels, value)) = line.get(name.len()..).and_then(labels_and_value) else {
+            let (Some(namespace), Some(pod)) = (series.label("namespace"), series.label("pod"))
+            else {
                 continue;
             };
-            let label = |name| {
-                labels
-                    .iter()
-                    .find(|(label, _)| *label == name)
-                    .map(|(_, text)| text.to_string())
-            };
-            if name == START_TIME {
-                scrape.started = Some(value);
-            }
-            let (Some(namespace), Some(pod_name)) = (label("namespace"), label("pod")) else {
-                continue;
-            };
-            if let (Some((_, field)), Some(name)) = (container, label("container")) {
+            if let (Some(field), Some(container)) =
+                (container_field(series.name), series.label("container"))
+            {
+                let name = (namespace.to_owned(), pod.to_owned(), container.to_owned());
+                let counters = scrape.containers.entry(name).or_default();
+                *field(counters).get_or_insert_default() += series.value;
+            } else if let Some(field) = pod_field(series.name) {
                 let counters = scrape
-                    .containers
-                    .entry((namespace, pod_name, name))
+                    .pods
+                    .entry(ObjectName::new(namespace, pod))
                     .or_default();
-                *field(counters).get_or_insert_default() += value;
-            } else if let Some((_, field)) = pod {
-                *field(
-                    scrape
-                        .pods
-                        .entry(ObjectName::new(namespace, pod_name))
-                        .or_default(),
-                )
-                .get_or_insert_default() += value;
+                *field(counters).get_or_insert_default() += series.value;
             }
         }
         scrape
@@ -170,55 +169,6 @@ impl ScrapeValues {
     }
 }
 
-type LineLabels<'a> = Vec<(&'a str, Cow<'a, str>)>;
-
-/// The most labels of a series; the agent's series have fewer.
-const MAX_LABELS: usize = 64;
-
-/// Parses the labels and the value after the name of a series.
-fn labels_and_value(rest: &str) -> Option<(LineLabels<'_>, f64)> {
-    let mut labels = Vec::new();
-    let mut rest = rest;
-    if let Some(inner) = rest.strip_prefix('{') {
-        rest = inner.trim_start();
-        while !rest.starts_with('}') {
-            if labels.len() == MAX_LABELS {
-                return None;
-            }
-            let (name, after) = rest.split_once("=\"")?;
-            let (value, after) = quoted(after)?;
-            labels.push((name.trim(), value));
-            rest = after.trim_start();
-            rest = rest.strip_prefix(',').unwrap_or(rest).trim_start();
-        }
-        rest = rest.strip_prefix('}')?;
-    }
-    // A timestamp or an exemplar may follow the value.
-    let value: f64 = rest.split_whitespace().next()?.parse().ok()?;
-    value.is_finite().then_some((labels, value))
-}
-
-/// Parses a label's value up to the closing quote, and returns the text after the quote.
-fn quoted(text: &str) -> Option<(Cow<'_, str>, &str)> {
-    let end = text.find(['"', '\\'])?;
-    if text[end..].starts_with('"') {
-        return Some((Cow::Borrowed(&text[..end]), &text[end + 1..]));
-    }
-    let mut value = String::new();
-    let mut letters = text.char_indices();
-    while let Some((at, letter)) = letters.next() {
-        match letter {
-            '"' => return Some((Cow::Owned(value), &text[at + 1..])),
-            '\\' => match letters.next()?.1 {
-                'n' => value.push('\n'),
-                other => value.push(other),
-            },
-            other => value.push(other),
-        }
-    }
-    None
-}
-
 /// The names of the families that `top` reads.
 #[cfg(test)]
 pub(crate) fn family_names() -> Vec<&'static str> {
@@ -229,35 +179,10 @@ pub(crate) fn family_names() -> Vec<&'static str> {
 
 #[cfg(test)]
 mod tests {
-    use proptest::prelude::*;
-
     use super::*;
 
-    proptest! {
-        #[test]
-        fn no_text_makes_the_parser_panic(
-            text in "(process_start_time_seconds|pinfold_pod_network_receive_bytes_total|x)[{}a-z=\",\\\\ 0-9.e漢\n-]{0,60}",
-            cut in 0usize..80,
-        ) {
-            ScrapeValues::parse(&String::from_utf8_lossy(text.as_bytes().get(..cut).unwrap_or(text.as_bytes())));
-        }
-    }
-
     #[test]
-    fn a_line_with_too_many_labels_is_skipped() {
-        let parsed = |more: usize| {
-            let labels: String = (0..more)
-                .map(|number| format!("l{number}=\"x\","))
-                .collect();
-            let name = "pinfold_pod_network_receive_bytes_total";
-            ScrapeValues::parse(&format!("{name}{{{labels}namespace=\"a\",pod=\"p\"}} 1\n"))
-        };
-        assert_eq!(parsed(MAX_LABELS - 2).pod("a", "p").receive(), Some(1.0));
-        assert_eq!(parsed(MAX_LABELS - 1), ScrapeValues::default());
-    }
-
-    #[test]
-    fn series_are_added_up_and_other_lines_are_skipped() {
+    fn series_of_a_container_or_pod_are_added_up() {
         let scrape = ScrapeValues::parse(
             "# HELP pinfold_container_context_switches_total pinfold_container_context_switches_total{} 7\n\
              pinfold_container_context_switches_total{namespace=\"a\",pod=\"p\",container=\"c\",kind=\"voluntary\"} 1e3\n\

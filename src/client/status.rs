@@ -1,63 +1,18 @@
-//! [`AgentStatus`]: the parts of `/status` that `top` shows, with texts that are safe to print on a terminal.
+//! [`AgentStatus`]: what `top` and `pinfold status` read of `/status`.
 
 use std::collections::BTreeMap;
 use std::fmt;
 use std::marker::PhantomData;
-use std::sync::Arc;
 
 use serde::de::{Error, SeqAccess, Visitor};
 use serde::{Deserialize, Deserializer};
 
+use super::container_status::{SafeText, StatusContainer};
 use super::full_status;
 use crate::cpu::{CpuSet, Layout};
-use crate::text::terminal::is_unsafe;
-
-/// A text without control characters, characters that change the text direction, and invisible characters.
-#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
-pub(crate) struct SafeText(Arc<str>);
-
-// === impl SafeText ===
-
-impl SafeText {
-    /// Replaces each character that acts on a terminal by U+FFFD, and cuts a text that is too long for a screen.
-    pub(crate) fn new(text: &str) -> Self {
-        let is_unsafe = |c: char| {
-            is_unsafe(c)
-                // Combining characters have no width; a text may hold any number of them.
-                || !c.is_ascii() && console::measure_text_width(c.encode_utf8(&mut [0; 4])) == 0
-        };
-        let safe = text.chars().take(MAX_TEXT_CHARS).map(|c| {
-            if is_unsafe(c) {
-                char::REPLACEMENT_CHARACTER
-            } else {
-                c
-            }
-        });
-        Self(safe.collect::<String>().into())
-    }
-
-    pub(crate) fn as_str(&self) -> &str {
-        &self.0
-    }
-}
-
-/// The longest text, in characters.
-const MAX_TEXT_CHARS: usize = 2000;
 
 /// The longest accepted list. No node has this many containers, or entries of another list.
 const MAX_ENTRIES: usize = 20_000;
-
-impl fmt::Display for SafeText {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.0)
-    }
-}
-
-impl<'de> Deserialize<'de> for SafeText {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        String::deserialize(deserializer).map(|text| Self::new(&text))
-    }
-}
 
 /// The status of a node, as reported by the agent.
 #[derive(Debug, Clone, PartialEq, Deserialize)]
@@ -88,42 +43,6 @@ pub(crate) struct AgentStatus {
     pub(crate) errors: Vec<SafeText>,
     pub(crate) cluster: Option<StatusCluster>,
     pub(crate) runtime: Option<StatusRuntime>,
-}
-
-#[derive(Debug, Clone, PartialEq, Deserialize)]
-#[serde(rename_all = "camelCase")]
-pub(crate) struct StatusContainer {
-    pub(crate) namespace: SafeText,
-    pub(crate) pod: SafeText,
-    pub(crate) container: SafeText,
-    pub(crate) uid: Option<SafeText>,
-    pub(crate) role: SafeText,
-    pub(crate) job: Option<SafeText>,
-    pub(crate) qos: SafeText,
-    pub(crate) assigned: Option<CpuSet>,
-    pub(crate) effective: Option<CpuSet>,
-    pub(crate) cgroup: Option<SafeText>,
-    pub(crate) running: bool,
-    pub(crate) note: Option<SafeText>,
-    pub(crate) unpinned_seconds: Option<f64>,
-    #[serde(rename = "observed")]
-    pub(crate) threads: Option<StatusThreads>,
-}
-
-/// The threads of a container.
-#[derive(Debug, Clone, PartialEq, Deserialize)]
-#[serde(rename_all = "camelCase")]
-pub(crate) struct StatusThreads {
-    #[serde(rename = "threads")]
-    pub(crate) count: u64,
-    pub(crate) runnable: Option<f64>,
-    pub(crate) verdict: Option<StatusVerdict>,
-}
-
-#[derive(Debug, Clone, PartialEq, Deserialize)]
-pub(crate) struct StatusVerdict {
-    pub(crate) finding: SafeText,
-    pub(crate) sentence: SafeText,
 }
 
 #[derive(Debug, Clone, PartialEq, Deserialize)]
@@ -303,23 +222,6 @@ impl AgentStatus {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn characters_that_act_on_a_terminal_are_replaced() {
-        let safe = SafeText::new("worker\u{1b}[2J\u{7}-0\r\n\u{9b}31m\u{202e}x\u{200b}é漢");
-        assert_eq!(
-            safe.as_str(),
-            "worker\u{fffd}[2J\u{fffd}-0\u{fffd}\u{fffd}\u{fffd}31m\u{fffd}x\u{fffd}é漢"
-        );
-        assert_eq!(
-            SafeText::new(&"x".repeat(1 << 20)).as_str().len(),
-            MAX_TEXT_CHARS
-        );
-        assert_eq!(
-            SafeText::new("e\u{301}\u{301}\u{fe0f}\u{e0041}.").as_str(),
-            "e\u{fffd}\u{fffd}\u{fffd}\u{fffd}."
-        );
-    }
 
     const EMPTY: &str = r#"{"enforcement": "cpuset", "online": "0", "reserved": "", "shared": "0", "exclusive": "", "containers": [], MORE}"#;
 

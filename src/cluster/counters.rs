@@ -3,99 +3,79 @@
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{SystemTime, UNIX_EPOCH};
 
-macro_rules! names {
-    ($(#[$doc:meta])* $kind:ident { $($(#[$of:meta])* $variant:ident = $name:literal,)* }) => {
-        $(#[$doc])*
-        #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
-        pub enum $kind {
-            $($(#[$of])* $variant,)*
-        }
-
-        impl $kind {
-            /// All values, in order.
-            pub const ALL: &[Self] = &[$(Self::$variant,)*];
-
-            /// The value of a metric's label.
-            pub fn name(self) -> &'static str {
-                match self {
-                    $(Self::$variant => $name,)*
-                }
-            }
-        }
-    };
-}
-
-names! {
+named! {
     /// The kinds of requests.
-    Call {
+    #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+    pub enum Call {
         /// A page of this node's pods.
-        ListPods = "list_pods",
+        ListPods => "list_pods",
         /// A watch of this node's pods.
-        WatchPods = "watch_pods",
+        WatchPods => "watch_pods",
         /// A page of a training job's pods.
-        ListJob = "list_job",
+        ListJob => "list_job",
         /// A read of this node's Node.
-        GetNode = "get_node",
+        GetNode => "get_node",
         /// An apply of labels to this node's Node.
-        ApplyNode = "apply_node",
+        ApplyNode => "apply_node",
         /// A page of the ScenePlans.
-        ListPlans = "list_plans",
+        ListPlans => "list_plans",
         /// A watch of the ScenePlans.
-        WatchPlans = "watch_plans",
+        WatchPlans => "watch_plans",
         /// A page of all Nodes, for a command.
-        ListNodes = "list_nodes",
+        ListNodes => "list_nodes",
         /// A patch of the taints of this node's Node.
-        TaintNode = "taint_node",
+        TaintNode => "taint_node",
         /// A page of the claims.
-        ListLeases = "list_leases",
+        ListLeases => "list_leases",
         /// A read of a claim.
-        GetLease = "get_lease",
+        GetLease => "get_lease",
         /// A watch of this node's claim.
-        WatchLease = "watch_lease",
+        WatchLease => "watch_lease",
         /// The creation of a claim.
-        CreateLease = "create_lease",
+        CreateLease => "create_lease",
         /// The deletion of a claim.
-        DeleteLease = "delete_lease",
+        DeleteLease => "delete_lease",
         /// The creation of an Event.
-        CreateEvent = "create_event",
+        CreateEvent => "create_event",
         /// An update of the count of an Event.
-        PatchEvent = "patch_event",
+        PatchEvent => "patch_event",
         /// A TokenReview of a caller of the agent.
-        ReviewToken = "review_token",
+        ReviewToken => "review_token",
         /// A SubjectAccessReview of a caller of the agent.
-        ReviewAccess = "review_access",
+        ReviewAccess => "review_access",
         /// Any remaining request through [`Api`](super::Api).
-        Other = "other",
+        Other => "other",
     }
 }
 
-names! {
+named! {
     /// The kinds of failures.
-    ErrorKind {
+    #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+    pub enum ErrorKind {
         /// The connection failed or broke.
-        Connection = "connection",
+        Connection => "connection",
         /// No answer within the deadline, or a silent watch.
-        Timeout = "timeout",
+        Timeout => "timeout",
         /// 401.
-        Unauthorized = "unauthorized",
+        Unauthorized => "unauthorized",
         /// 403.
-        Forbidden = "forbidden",
+        Forbidden => "forbidden",
         /// 404.
-        NotFound = "not_found",
+        NotFound => "not_found",
         /// 409.
-        Conflict = "conflict",
+        Conflict => "conflict",
         /// 410: the requested resourceVersion is too old.
-        Gone = "gone",
+        Gone => "gone",
         /// 429.
-        TooManyRequests = "too_many_requests",
+        TooManyRequests => "too_many_requests",
         /// 5xx.
-        Server = "server",
+        Server => "server",
         /// A refusal with a different code.
-        Refused = "refused",
+        Refused => "refused",
         /// An answer that can't be decoded.
-        InvalidResponse = "invalid_response",
+        InvalidResponse => "invalid_response",
         /// A request that can't be built.
-        InvalidRequest = "invalid_request",
+        InvalidRequest => "invalid_request",
     }
 }
 

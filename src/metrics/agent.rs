@@ -1,7 +1,6 @@
 //! [`AgentMetrics`]: the counters of the agent itself.
 
 use prometheus::core::Collector;
-use prometheus::proto::MetricFamily;
 use prometheus::{
     CounterVec, Gauge, Histogram, HistogramOpts, HistogramVec, IntCounter, IntCounterVec, IntGauge,
     Opts, Registry,
@@ -12,6 +11,8 @@ use super::families::{
     NRI_UNANSWERED, PROCESS_CPU_SECONDS, PROCESS_START_TIME_SECONDS, RECONCILE_DURATION_SECONDS,
     RECONCILE_FAILURES, RECONCILES, STEPS, UNGUARDED_STARTS,
 };
+use super::page::Page;
+use super::process;
 use crate::pin::DriftCause;
 
 /// Counters of the agent since its start.
@@ -137,7 +138,9 @@ impl AgentMetrics {
         counter.inc_by((seconds - counter.get()).max(0.0));
     }
 
-    pub(super) fn gather(&self) -> Vec<MetricFamily> {
-        self.registry.gather()
+    /// Adds the families of the agent and of its process.
+    pub fn write(&self, page: &mut Page) {
+        page.add_registry(&self.registry.gather());
+        process::write(page);
     }
 }

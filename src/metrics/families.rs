@@ -89,7 +89,7 @@ const fn histogram(
 /// Defines a constant for each family, and the table of all families, sorted by name.
 macro_rules! families {
     ($(#[$doc:meta])* $table:ident: $($family:ident = $kind:ident($name:literal, $labels:expr, $help:literal);)*) => {
-        $(pub(super) static $family: Family = $kind($name, $labels, $help);)*
+        $(pub(crate) static $family: Family = $kind($name, $labels, $help);)*
 
         $(#[$doc])*
         pub static $table: &[&Family] = &[$(&$family),*];

@@ -8,16 +8,14 @@
 #![warn(clippy::too_many_lines, clippy::excessive_nesting)]
 
 mod agent;
-mod api;
 pub mod build;
 mod collectors;
-mod families;
+pub(crate) mod families;
 mod model;
 mod page;
 mod process;
 #[cfg(feature = "reclaim")]
 mod reclaim;
-mod runtime;
 mod value;
 
 use std::collections::BTreeSet;
@@ -31,8 +29,7 @@ use parking_lot::Mutex;
 use collectors::{Collectors, ConnectionSampler, Host};
 
 pub use agent::AgentMetrics;
-pub use api::{ApiNumbers, SceneNumbers};
-pub use collectors::{COLLECTORS, ThreadStatus};
+pub use collectors::COLLECTORS;
 pub use families::{
     AGENT_FAMILIES, API_FAMILIES, FAMILIES, Family, FamilyKind, RECLAIM_FAMILIES, RUNTIME_FAMILIES,
 };
@@ -40,7 +37,6 @@ pub use model::{Peer, UnknownPeers};
 pub use page::{Chunk, Format, Labels, Lines, Page};
 #[cfg(feature = "reclaim")]
 pub use reclaim::ReclaimMetrics;
-pub use runtime::RuntimeNumbers;
 pub use value::Value;
 
 use crate::host::cgroup::Cgroups;
@@ -48,7 +44,7 @@ use crate::host::perf;
 use crate::host::proc::Proc;
 use crate::pin::Snapshot;
 use crate::pin::snapshot::ContainerState;
-use crate::pod::ObjectName;
+use crate::pod::{ObjectName, ThreadStatus};
 
 /// The time limit of a page if the scraper gives no limit: Prometheus's default timeout with a margin.
 pub const PAGE_TIME: Duration = Duration::from_millis(9500);
@@ -247,22 +243,4 @@ impl Sources {
             .collectors
             .collect(snapshot, &self.host, &self.namespaces, page, until)
     }
-}
-
-/// Adds the families of the agent, of the API and of the container runtime, as far as they are in use.
-pub fn add_agent_families(
-    mut page: Page,
-    agent: &AgentMetrics,
-    api: Option<&ApiNumbers>,
-    runtime: Option<&RuntimeNumbers>,
-) -> Page {
-    page.add_registry(&agent.gather());
-    process::write(&mut page);
-    if let Some(api) = api {
-        api.write(&mut page);
-    }
-    if let Some(runtime) = runtime {
-        runtime.write(&mut page);
-    }
-    page
 }

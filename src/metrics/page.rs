@@ -137,7 +137,7 @@ pub struct Lines {
 // === impl Lines ===
 
 impl Lines {
-    pub(super) fn of(family: &'static Family) -> Self {
+    pub(crate) fn of(family: &'static Family) -> Self {
         let kind = match family.kind {
             FamilyKind::Counter => "counter",
             FamilyKind::Gauge => "gauge",
@@ -360,14 +360,14 @@ impl Page {
     }
 
     /// Adds a family with a single series and no labels.
-    pub(super) fn add_one(&mut self, family: &'static Family, value: impl Value) {
+    pub(crate) fn add_one(&mut self, family: &'static Family, value: impl Value) {
         let mut lines = Lines::of(family);
         lines.put(&Labels::default(), value);
         self.add(lines);
     }
 
     /// Adds an info family with a single series.
-    pub(super) fn add_info(&mut self, family: &'static Family, labels: &[(&str, &str)]) {
+    pub(crate) fn add_info(&mut self, family: &'static Family, labels: &[(&str, &str)]) {
         let mut lines = Lines::of(family);
         lines.put_with(&Labels::default(), labels, true);
         self.add(lines);

@@ -1,4 +1,4 @@
-//! One call of a plugin's handler: the arguments, the deadline and the encoded answer.
+//! The calls of a plugin's handlers, each with a deadline and an encoded answer.
 
 use std::time::Duration;
 
@@ -10,63 +10,34 @@ use super::{
     Container, Event, EventRequest, HandlerTimeout, Plugin, PodSandbox, Refusal, UnansweredCall,
 };
 
-/// The output of a handler.
-pub(super) struct HandlerOutput {
-    /// Whether the request was Synchronize.
-    pub is_synchronize: bool,
-    /// The encoded answer.
-    pub answer: Result<Vec<u8>, Refusal>,
+/// The plugin's encoded answer about the existing pods and containers.
+pub(super) async fn synchronize<P: Plugin>(
+    plugin: &P,
+    pods: Vec<PodSandbox>,
+    containers: Vec<Container>,
+    deadline: Instant,
+    limit: Duration,
+) -> Result<Vec<u8>, Refusal> {
+    let synchronized = plugin.synchronize(pods, containers);
+    let handler = async { synchronized.await.map(|()| Vec::new()) };
+    let call = UnansweredCall::Synchronize;
+    answer_in_time(plugin, handler, &call, deadline, limit).await
 }
 
-/// The arguments of a handler.
-pub(super) enum HandlerInput {
-    /// The existing pods and containers.
-    Synchronize(Vec<PodSandbox>, Vec<Container>),
-    /// An event.
-    Event(Event, Box<EventRequest>),
+/// The plugin's encoded answer to an event.
+pub(super) async fn event<P: Plugin>(
+    plugin: &P,
+    event: Event,
+    request: &EventRequest,
+    deadline: Instant,
+    limit: Duration,
+) -> Result<Vec<u8>, Refusal> {
+    let handler = call_handler(plugin, event, request, deadline);
+    let call = UnansweredCall::Event(event, request);
+    answer_in_time(plugin, handler, &call, deadline, limit).await
 }
 
-/// A request of the runtime that a handler of the plugin answers.
-pub(super) struct HandlerCall {
-    pub input: HandlerInput,
-    /// The time limit from the request to the answer.
-    pub limit: Duration,
-    /// The end of the time limit.
-    pub deadline: Instant,
-}
-
-// === impl HandlerCall ===
-
-impl HandlerCall {
-    /// Runs the plugin's handler until the deadline.
-    pub(super) async fn run<P: Plugin>(self, plugin: &P) -> HandlerOutput {
-        let Self {
-            input,
-            limit,
-            deadline,
-        } = self;
-        let is_synchronize = matches!(input, HandlerInput::Synchronize(..));
-        let answer = match input {
-            HandlerInput::Synchronize(pods, containers) => {
-                let synchronized = plugin.synchronize(pods, containers);
-                let handler = async { synchronized.await.map(|()| Vec::new()) };
-                let call = UnansweredCall::Synchronize;
-                answer_in_time(plugin, handler, &call, deadline, limit).await
-            }
-            HandlerInput::Event(event, request) => {
-                let handler = call_handler(plugin, event, &request, deadline);
-                let call = UnansweredCall::Event(event, &request);
-                answer_in_time(plugin, handler, &call, deadline, limit).await
-            }
-        };
-        HandlerOutput {
-            is_synchronize,
-            answer,
-        }
-    }
-}
-
-/// The handler's answer. At the deadline, the handler is cancelled at one of its `await`s, and
+/// The handler's answer. `limit` is the time from the request to the deadline. At the deadline, the handler is cancelled at one of its `await`s, and
 /// [`Plugin::unanswered`] answers: an empty answer, or a refusal.
 async fn answer_in_time<P: Plugin>(
     plugin: &P,

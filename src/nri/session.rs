@@ -21,14 +21,14 @@ use super::framing::{
     self, Demux, MAX_MESSAGE_DATA, MessageDecoder, MessageType, PLUGIN_CHANNEL, RUNTIME_CHANNEL,
     RpcMessage, RpcRequest, RpcResponse, StatusCode,
 };
-use super::handler::{HandlerCall, HandlerInput, HandlerOutput};
+use super::handler;
 use super::proto::{
     ConfigureResponse, RUNTIME_SERVICE, RegisterPluginRequest, SynchronizeResponse,
 };
 use super::state::publish;
 use super::{
     ConnectionState, Container, Disconnect, EventSet, Plugin, PluginRequest, PluginSettings,
-    PodSandbox, RequestError, RuntimeInfo,
+    PodSandbox, Refusal, RequestError, RuntimeInfo,
 };
 
 /// The version of NRI that defines the messages in [`proto`](super::proto).
@@ -71,8 +71,17 @@ struct SynchronizeParts {
     since: Option<Instant>,
 }
 
-/// A running handler. The result starts with the stream of the runtime's call.
-type RunningHandler = Pin<Box<dyn Future<Output = (u32, HandlerOutput)> + Send>>;
+/// The plugin's answer to a call of the runtime.
+struct PluginAnswer {
+    /// The stream of the call.
+    stream: u32,
+    is_synchronize: bool,
+    /// Encoded.
+    answer: Result<Vec<u8>, Refusal>,
+}
+
+/// A call of the runtime, which a handler of the plugin answers. The handler begins with the first poll.
+type PluginCall = Pin<Box<dyn Future<Output = PluginAnswer> + Send>>;
 
 /// One connection to the container runtime.
 pub(super) struct Session<'a, P> {
@@ -88,9 +97,9 @@ pub(super) struct Session<'a, P> {
     /// Bytes to send, and the start of the wait for the next write: the last write, or the first unsent byte.
     unsent: Vec<u8>,
     unsent_since: Instant,
-    /// Calls in the queue, and the running handler.
-    waiting: VecDeque<(u32, HandlerCall)>,
-    running: Option<RunningHandler>,
+    /// Calls in the queue, and the call whose handler runs.
+    waiting: VecDeque<PluginCall>,
+    running: Option<PluginCall>,
     /// Whether the response to the registration is still missing.
     awaits_registration: bool,
     /// The last request that could not be read, as logged. A runtime may send the like for every container.
@@ -178,11 +187,8 @@ impl<'a, P: Plugin> Session<'a, P> {
         writer: &mut OwnedWriteHalf,
         chunk: &mut [u8],
     ) -> Result<(), Disconnect> {
-        if self.running.is_none()
-            && let Some((stream, call)) = self.waiting.pop_front()
-        {
-            let plugin = Arc::clone(&self.plugin);
-            self.running = Some(Box::pin(async move { (stream, call.run(&*plugin).await) }));
+        if self.running.is_none() {
+            self.running = self.waiting.pop_front();
         }
         let idle = self.running.is_none() && self.unsent.is_empty();
         if let Some(disconnect) = self
@@ -207,7 +213,7 @@ impl<'a, P: Plugin> Session<'a, P> {
                 self.unsent.drain(..length.min(self.unsent.len()));
                 self.unsent_since = Instant::now();
             }
-            (stream, answer) = output_of(&mut self.running) => self.send_output(stream, answer),
+            answer = answer_of(&mut self.running) => self.send_answer(answer),
             () = tokio::time::sleep_until(registration_deadline), if self.registration_deadline.is_some() => {
                 return Err(Disconnect::RegistrationTimeout(self.settings.registration_timeout));
             }
@@ -286,8 +292,11 @@ impl<'a, P: Plugin> Session<'a, P> {
                 self.handle_synchronize(stream, pods, containers, more);
             }
             PluginRequest::Event(event, request) if self.events.contains(&event) => {
-                let input = HandlerInput::Event(event, request);
-                self.enqueue(stream, input, Instant::now());
+                let (plugin, limit) = (Arc::clone(&self.plugin), self.handler_timeout());
+                let deadline = Instant::now() + limit;
+                self.enqueue(stream, false, async move {
+                    handler::event(&*plugin, event, &request, deadline, limit).await
+                });
             }
             PluginRequest::Shutdown => {
                 self.closing.get_or_insert(Disconnect::Shutdown);
@@ -322,20 +331,30 @@ impl<'a, P: Plugin> Session<'a, P> {
         if more {
             return self.send_payload(stream, SynchronizeResponse { more }.encode_to_vec());
         }
-        let parts = std::mem::take(&mut self.parts);
-        let input = HandlerInput::Synchronize(parts.pods, parts.containers);
-        self.enqueue(stream, input, since);
+        let SynchronizeParts {
+            pods, containers, ..
+        } = std::mem::take(&mut self.parts);
+        let (plugin, limit) = (Arc::clone(&self.plugin), self.handler_timeout());
+        let deadline = since + limit;
+        self.enqueue(stream, true, async move {
+            handler::synchronize(&*plugin, pods, containers, deadline, limit).await
+        });
     }
 
-    /// Appends a call to the queue. The time limit starts at `since`.
-    fn enqueue(&mut self, stream: u32, input: HandlerInput, since: Instant) {
-        let limit = self.handler_timeout();
-        let call = HandlerCall {
-            input,
-            limit,
-            deadline: since + limit,
-        };
-        self.waiting.push_back((stream, call));
+    /// Appends a call to the queue.
+    fn enqueue(
+        &mut self,
+        stream: u32,
+        is_synchronize: bool,
+        handler: impl Future<Output = Result<Vec<u8>, Refusal>> + Send + 'static,
+    ) {
+        self.waiting.push_back(Box::pin(async move {
+            PluginAnswer {
+                stream,
+                is_synchronize,
+                answer: handler.await,
+            }
+        }));
     }
 
     /// The time limit of a handler: three quarters of the time that the runtime waits.
@@ -350,18 +369,20 @@ impl<'a, P: Plugin> Session<'a, P> {
             .mul_f64(0.75)
     }
 
-    /// Sends the answer of a handler.
-    fn send_output(&mut self, stream: u32, output: HandlerOutput) {
-        match output.answer {
+    fn send_answer(&mut self, answer: PluginAnswer) {
+        let PluginAnswer {
+            stream,
+            is_synchronize,
+            answer,
+        } = answer;
+        match answer {
             Ok(payload) => {
-                if output.is_synchronize
-                    && let Some(runtime) = &self.runtime
-                {
+                if is_synchronize && let Some(runtime) = &self.runtime {
                     publish(self.state, ConnectionState::Synchronized(runtime.clone()));
                 }
                 self.send_payload(stream, payload);
             }
-            Err(refusal) if output.is_synchronize => {
+            Err(refusal) if is_synchronize => {
                 self.refuse_synchronize(stream, StatusCode::Unknown, refusal.to_string());
             }
             Err(refusal) => {
@@ -453,11 +474,11 @@ impl<'a, P: Plugin> Session<'a, P> {
 }
 
 /// The answer of the running handler. Waits forever if no handler runs.
-async fn output_of(running: &mut Option<RunningHandler>) -> (u32, HandlerOutput) {
-    let Some(handler) = running else {
+async fn answer_of(running: &mut Option<PluginCall>) -> PluginAnswer {
+    let Some(call) = running else {
         return std::future::pending().await;
     };
-    let done = handler.await;
+    let done = call.await;
     *running = None;
     done
 }

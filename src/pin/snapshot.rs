@@ -13,7 +13,7 @@ use super::{
 use crate::cpu::{CpuSet, Layout, Topology};
 use crate::host::cgroup::Partition;
 use crate::pod::{
-    self, ContainerKind, Entitlement, PodRole, Qos, RecognizedPod, ThreadEnvironment,
+    self, ContainerKind, Entitlement, PodRole, Qos, RecognizedPod, ThreadEnvironment, ThreadStatus,
 };
 
 /// The state of the node at a single moment.
@@ -118,6 +118,9 @@ pub struct ContainerState {
     pub at_start: Option<CpuSet>,
     /// Drift that was repaired since the agent's start.
     pub repaired: Option<Repaired>,
+    /// The threads of the running container. Reading them takes a scrape, so only `/status` fills them in.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub observed: Option<ThreadStatus>,
 }
 
 // === impl ContainerState ===
@@ -243,6 +246,7 @@ pub fn containers(
             refused,
             at_start: None,
             repaired: None,
+            observed: None,
         });
     }
     states

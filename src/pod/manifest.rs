@@ -10,7 +10,7 @@ use serde::Deserialize;
 
 use super::object::{ObjectMeta, PodObject, PodSpec, PodStatus};
 use super::{Pod, PodError};
-use crate::text::{self, Mistake};
+use crate::text::document::{self, Mistake};
 
 /// The longest accepted text, in bytes. A list of all pods of a full node is far smaller.
 const MAX_TEXT: usize = 64 << 20;
@@ -121,12 +121,12 @@ pub fn parse(text: &str, source: &str) -> Result<Vec<Pod>, ManifestError> {
         line: mistake.line,
         source: SyntaxError(mistake.message),
     };
-    let (heads, form) = text::read::<DocumentHead>(text, MAX_TEXT).map_err(syntax)?;
+    let (heads, form) = document::read::<DocumentHead>(text, MAX_TEXT).map_err(syntax)?;
     for (head, document) in heads.iter().zip(1..) {
         head.check(source, document)?;
     }
     let mut pods = Vec::new();
-    let documents = text::read_as::<ManifestDocument>(text, form, MAX_TEXT).map_err(syntax)?;
+    let documents = document::read_as::<ManifestDocument>(text, form, MAX_TEXT).map_err(syntax)?;
     for (document, number) in documents.into_iter().zip(1..) {
         document.pods(source, number, &mut pods)?;
     }

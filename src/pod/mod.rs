@@ -70,7 +70,7 @@ pub use threads::{
 };
 pub use uid::{ApiUid, Mirror, PodUid};
 pub use variables::{THREAD_VARIABLES, variable_counts};
-pub use verdict::{CAUSES, ThreadFacts, ThreadFinding, ThreadVerdict, verdict};
+pub use verdict::{CAUSES, ThreadFacts, ThreadFinding, ThreadStatus, ThreadVerdict, verdict};
 
 /// Whether the pod's containers get exclusive CPUs: `exclusive`, `required` or `shared`.
 pub const CPUS_ANNOTATION: &str = "pinfold.io/cpus";

@@ -11,6 +11,7 @@ use serde::Serialize;
 use super::threads::MIN_TENSORFLOW_INTER;
 use super::variables::{GRPC_QUEUES, INTER};
 use super::{Software, ThreadEnvironment};
+use crate::cpu::CpuSet;
 
 /// The allowance for threads of a TensorFlow server besides the pools, the queues and the main thread. On two CPUs,
 /// workers and parameter servers of TensorFlow 2.21 have 30 such threads, and a chief has 34. On larger machines, gRPC's
@@ -92,6 +93,28 @@ pub struct ThreadVerdict {
     pub finding: ThreadFinding,
     pub cause: &'static str,
     pub sentence: String,
+}
+
+/// The threads of a running container.
+#[derive(Debug, Clone, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct ThreadStatus {
+    /// The current number of threads.
+    pub threads: usize,
+    /// The largest number of threads in any scrape.
+    pub most: usize,
+    /// Threads that ran or waited for a CPU: the average between the last two scrapes.
+    pub runnable: Option<f64>,
+    /// The union of the threads' affinity masks; `None` before the first sample.
+    pub allowed_by_tasks: Option<CpuSet>,
+    /// Threads whose mask lacks some of the container's CPUs.
+    pub bound: Option<usize>,
+    /// Migrations of the sampled threads between CPUs.
+    pub migrations: Option<u64>,
+    /// The thread variables in the initial environment of the largest process; `None` if the environment is unreadable.
+    pub variables: Option<BTreeMap<String, String>>,
+    /// Whether the environment explains the threads. `None` if no number is expected and few threads are runnable.
+    pub verdict: Option<ThreadVerdict>,
 }
 
 // === impl ThreadVerdict ===

@@ -3,6 +3,7 @@
 use serde::Serialize;
 
 use super::sample::Sample;
+use crate::text::units;
 
 /// The largest part of the exclusive CPUs' time that leaves a comparison reliable.
 const TOLERABLE: f64 = 0.05;
@@ -89,8 +90,8 @@ impl MeasuredInterference {
     /// The amount, as a sentence.
     pub fn in_words(&self) -> String {
         format!(
-            "Programs outside the pods used {:.1} % of the exclusive CPUs ({:.1} of {:.1} CPU seconds).",
-            self.share * 100.0,
+            "Programs outside the pods used {} of the exclusive CPUs ({:.1} of {:.1} CPU seconds).",
+            units::percent(self.share),
             self.seconds,
             self.total
         )

@@ -3,6 +3,8 @@
 use std::collections::BTreeMap;
 use std::time::Instant;
 
+use crate::text::exposition::{self, Series};
+
 /// Counters of all pods at a moment.
 #[derive(Debug, Clone)]
 pub(super) struct Sample {
@@ -43,61 +45,38 @@ pub(super) struct InterferenceReading {
     pub(super) error_seconds: f64,
 }
 
-/// A line of the text format.
-struct MetricLine<'a> {
-    name: &'a str,
-    labels: &'a str,
-    pod: &'a str,
-    value: f64,
-}
-
 // === impl Sample ===
 
 impl Sample {
-    /// Reads Prometheus' text format and adds up each pod's series.
-    pub(super) fn parse(text: &str) -> Self {
-        let mut pods: BTreeMap<String, SampledCounters> = BTreeMap::new();
-        for series in text.lines().filter_map(MetricLine::parse) {
-            let counters = pods.entry(series.pod.to_owned()).or_default();
-            let value = series.whole();
+    /// Adds up each pod's series on a page of `/metrics`.
+    pub(super) fn parse(page: &str) -> Self {
+        let mut sample = Self {
+            at: Instant::now(),
+            pods: BTreeMap::new(),
+            failed_writes: 0,
+            unsupported: BTreeMap::new(),
+        };
+        for series in exposition::series(page, |name| name.starts_with("pinfold_")) {
             match series.name {
-                "pinfold_container_threads" => counters.threads += value,
-                "pinfold_container_context_switches_total" => {
-                    *counters.context_switches.get_or_insert(0) += value;
-                    if series.labels.contains("kind=\"involuntary\"") {
-                        *counters.involuntary_switches.get_or_insert(0) += value;
+                "pinfold_reconcile_steps_total" => {
+                    // The other writes ended as planned, or because the cgroup was gone.
+                    let is_failure = !matches!(series.label("outcome"), Some("done" | "gone"));
+                    sample.failed_writes += if is_failure { whole(&series) } else { 0 };
+                }
+                "pinfold_collector_unsupported" => {
+                    let label = |name| series.label(name).unwrap_or_default().to_owned();
+                    sample
+                        .unsupported
+                        .insert(label("collector"), label("reason"));
+                }
+                _ => {
+                    if let Some(pod) = series.label("pod") {
+                        sample.pods.entry(pod.to_owned()).or_default().add(&series);
                     }
                 }
-                "pinfold_container_interference_cpu_seconds_total" => {
-                    let reading = counters.interference.get_or_insert_default();
-                    reading.seconds += series.value;
-                }
-                "pinfold_container_interference_cpu_error_seconds_total" => {
-                    let reading = counters.interference.get_or_insert_default();
-                    reading.error_seconds += series.value;
-                }
-                "pinfold_container_cpu_throttled_periods_total" => {
-                    *counters.throttled_periods.get_or_insert(0) += value;
-                }
-                "pinfold_container_cpu_usage_seconds_total" => {
-                    *counters.cpu_seconds.get_or_insert(0.0) += series.value;
-                }
-                "pinfold_container_llc_misses_total" => {
-                    *counters.llc_misses.get_or_insert(0) += value;
-                }
-                "pinfold_pod_network_receive_bytes_total" => counters.receive_bytes += value,
-                "pinfold_pod_network_transmit_bytes_total" => counters.transmit_bytes += value,
-                _ => {}
             }
         }
-        let unsupported = text.lines().filter_map(unsupported).collect();
-        let failed_writes = text.lines().filter_map(failed_writes).sum();
-        Self {
-            at: Instant::now(),
-            pods,
-            failed_writes,
-            unsupported,
-        }
+        sample
     }
 
     /// The increase of a pod's counter since an earlier sample.
@@ -118,54 +97,48 @@ impl Sample {
     }
 }
 
-// === impl MetricLine ===
+// === impl SampledCounters ===
 
-impl<'a> MetricLine<'a> {
-    /// The parts of a line; nothing for comments and for series without a pod.
-    fn parse(line: &'a str) -> Option<Self> {
-        let (name, rest) = line.split_once('{')?;
-        let (labels, value) = rest.rsplit_once("} ")?;
-        let (_, pod) = labels.split_once("pod=\"")?;
-        let (pod, _) = pod.split_once('"')?;
-        let value = value.trim().parse().ok()?;
-        Some(Self {
-            name,
-            labels,
-            pod,
-            value,
-        })
-    }
-
-    /// The value of a counter of events.
-    fn whole(&self) -> u64 {
-        #[expect(
-            clippy::cast_possible_truncation,
-            clippy::cast_sign_loss,
-            reason = "counters of events are whole and not negative"
-        )]
-        let whole = self.value.max(0.0) as u64;
-        whole
+impl SampledCounters {
+    /// Adds one of the pod's series.
+    fn add(&mut self, series: &Series<'_>) {
+        let value = whole(series);
+        match series.name {
+            "pinfold_container_threads" => self.threads += value,
+            "pinfold_container_context_switches_total" => {
+                *self.context_switches.get_or_insert(0) += value;
+                if series.label("kind") == Some("involuntary") {
+                    *self.involuntary_switches.get_or_insert(0) += value;
+                }
+            }
+            "pinfold_container_interference_cpu_seconds_total" => {
+                self.interference.get_or_insert_default().seconds += series.value;
+            }
+            "pinfold_container_interference_cpu_error_seconds_total" => {
+                self.interference.get_or_insert_default().error_seconds += series.value;
+            }
+            "pinfold_container_cpu_throttled_periods_total" => {
+                *self.throttled_periods.get_or_insert(0) += value;
+            }
+            "pinfold_container_cpu_usage_seconds_total" => {
+                *self.cpu_seconds.get_or_insert(0.0) += series.value;
+            }
+            "pinfold_container_llc_misses_total" => *self.llc_misses.get_or_insert(0) += value,
+            "pinfold_pod_network_receive_bytes_total" => self.receive_bytes += value,
+            "pinfold_pod_network_transmit_bytes_total" => self.transmit_bytes += value,
+            _ => {}
+        }
     }
 }
 
-/// The number in a line about writes that ended neither as planned nor because the cgroup was gone.
-fn failed_writes(line: &str) -> Option<u64> {
-    let rest = line.strip_prefix("pinfold_reconcile_steps_total{outcome=\"")?;
-    let (outcome, value) = rest.split_once("\"} ")?;
-    let failed = !matches!(outcome, "done" | "gone");
-    failed.then(|| value.trim().parse().ok()).flatten()
-}
-
-/// The collector and the reason, in a line about a collector without counters.
-fn unsupported(line: &str) -> Option<(String, String)> {
-    let labels = line.strip_prefix("pinfold_collector_unsupported{collector=\"")?;
-    let (collector, rest) = labels.split_once("\",reason=\"")?;
-    let (reason, _) = rest.rsplit_once("\"}")?;
-    let reason = reason
-        .replace("\\\"", "\"")
-        .replace("\\n", " ")
-        .replace("\\\\", "\\");
-    Some((collector.to_owned(), reason))
+/// The value of a counter of events.
+#[expect(
+    clippy::cast_possible_truncation,
+    clippy::cast_sign_loss,
+    reason = "counters of events are whole and not negative"
+)]
+fn whole(series: &Series<'_>) -> u64 {
+    series.value.max(0.0) as u64
 }
 
 #[cfg(test)]

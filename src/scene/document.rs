@@ -4,7 +4,7 @@ use super::finding::{Finding, SourcePlace};
 use super::plan::ScenePlan;
 use super::schema::{mended, violations};
 use super::tree::{Path, Tree, ValueKind};
-use crate::text::{self, Mistake, TextForm};
+use crate::text::document::{self, Mistake, TextForm};
 
 /// The longest text of plans that is read, in bytes. The API server takes no object of more than 3 MiB.
 const MAX_TEXT: usize = 16 << 20;
@@ -64,7 +64,7 @@ pub fn read(text: &str, origin: &str) -> Result<Vec<Document>, ReadError> {
         );
         return Err(ReadError::new(origin, 0, None, what));
     }
-    let trees = text::read_as::<Tree>(text, TextForm::PlainYaml, MAX_TEXT);
+    let trees = document::read_as::<Tree>(text, TextForm::PlainYaml, MAX_TEXT);
     let trees = trees.map_err(|mistake| ReadError::syntax(origin, mistake))?;
     let mut documents = Vec::new();
     for (tree, number) in trees.into_iter().zip(1..) {

@@ -7,7 +7,7 @@ use serde::{Deserialize, Deserializer};
 
 use super::plan::LEAVING_LABEL;
 use super::{Amount, ReadError};
-use crate::text;
+use crate::text::document;
 
 /// The longest text of nodes that is read, in bytes: ten thousand nodes as the API server writes them.
 const MAX_TEXT: usize = 512 << 20;
@@ -51,7 +51,7 @@ pub fn read_nodes(text: &str, origin: &str) -> Result<Vec<Node>, ReadError> {
         );
         return Err(ReadError::new(origin, 0, None, what));
     }
-    let read = text::read::<Option<NodeObject>>(text, MAX_TEXT);
+    let read = document::read::<Option<NodeObject>>(text, MAX_TEXT);
     let (documents, _) = read.map_err(|mistake| ReadError::syntax(origin, mistake))?;
     let mut nodes: Vec<Node> = Vec::new();
     for (document, number) in documents.into_iter().zip(1..) {

@@ -16,7 +16,7 @@ use serde::Deserialize;
 use super::native_job::{
     ALL_WORKERS, CHIEF, EVALUATOR, PS, RECLAIM_AFTER, SUCCESS_POLICY, WORKERS,
 };
-use crate::text::{self, counted};
+use crate::text::{counted, duration};
 
 /// The kind of a native job's object.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -328,7 +328,7 @@ fn verdict(
         let Some(text) = &server.annotations.after else {
             continue;
         };
-        let own = text::seconds(text)
+        let own = duration::read_seconds(text)
             .map_err(|remedy| format!("{RECLAIM_AFTER} of {server} is {text:?}: {remedy}"))?;
         wait = wait.max(Some(own));
     }

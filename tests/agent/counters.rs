@@ -138,6 +138,7 @@ pub(crate) fn state(pod: &str, cgroup: &str, cpus: &CpuSet) -> ContainerState {
         created: true,
         at_start: None,
         repaired: None,
+        observed: None,
     }
 }
 

@@ -11,10 +11,11 @@ use nix::unistd::Pid;
 use pinfold::cpu::CpuSet;
 use pinfold::host::proc::Proc;
 use pinfold::host::spawn::{Launcher, Process, Spawn, Stderr};
-use pinfold::metrics::{Sources, ThreadStatus};
+use pinfold::metrics::Sources;
 use pinfold::pin::snapshot::ContainerState;
 use pinfold::pod::{
-    Container, Pod, Policy, ThreadBasis, ThreadEnvironment, ThreadPolicy, thread_environment,
+    Container, Pod, Policy, ThreadBasis, ThreadEnvironment, ThreadPolicy, ThreadStatus,
+    thread_environment,
 };
 
 use crate::counters::{complete_page, snapshot, state};

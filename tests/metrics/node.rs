@@ -5,18 +5,21 @@ use std::os::unix::fs::symlink;
 use std::path::Path;
 use std::time::Duration;
 
+use pinfold::agent::exporter;
+use pinfold::cluster::ApiCounters;
+use pinfold::cluster::scenes::{Phase, SlotState};
 use pinfold::cpu::CpuSet;
 use pinfold::host::cgroup::Cgroups;
 use pinfold::host::proc::Proc;
-use pinfold::metrics::{
-    AgentMetrics, ApiNumbers, Page, RuntimeNumbers, SceneNumbers, Sources, add_agent_families,
-};
+use pinfold::metrics::{AgentMetrics, Page, Sources};
+use pinfold::nri::{ConnectionState, RuntimeInfo};
 use pinfold::pin::snapshot::ContainerState;
 use pinfold::pin::{Enforcement, EnforcementCause, Snapshot};
 use pinfold::pod::{
     ContainerKind, Entitlement, PodRole, Policy, Qos, RecognizedPod, ThreadPolicy,
     thread_environment,
 };
+use pinfold::scene::Slot;
 
 fn set(text: &str) -> CpuSet {
     text.parse().unwrap()
@@ -144,6 +147,7 @@ fn container(root: &Path, name: &str, role: PodRole, own: Option<&str>) -> Conta
         created: true,
         at_start: None,
         repaired: None,
+        observed: None,
     }
 }
 
@@ -216,7 +220,7 @@ pub(crate) fn page() -> Page {
         errors: Vec::new(),
     };
     let cgroups = Cgroups::detect(&root.join("sys/fs/cgroup")).unwrap();
-    let page = Sources::new(cgroups, Proc::new(root), root).collect(&snapshot);
+    let mut page = Sources::new(cgroups, Proc::new(root), root).collect(&snapshot);
     let agent = AgentMetrics::new().unwrap();
     agent.reconciles.with_label_values(&["timer"]).inc_by(3);
     agent.steps.with_label_values(&["done"]).inc_by(4);
@@ -224,28 +228,27 @@ pub(crate) fn page() -> Page {
     agent.unpinned_seconds.observe(0.25);
     agent.runtime_call("CreateContainer", Duration::from_millis(3));
     agent.set_cpu_seconds(1.5);
-    let scene = SceneNumbers {
-        phase: "placed",
-        plan: "plan".to_owned(),
-        scene: "scene".to_owned(),
-        case: "case".to_owned(),
-        kind: "ps".to_owned(),
-        index: "0".to_owned(),
-        conflicts: 1,
+    agent.write(&mut page);
+    exporter::write_requests(&mut page, &ApiCounters::default());
+    exporter::write_connection(&mut page, true, [3, 0], Some(1_700_000_000.5));
+    let slot = SlotState {
+        phase: Phase::Placed,
+        plan: Some("plan".to_owned()),
+        slot: Some(Slot {
+            scene: "scene".to_owned(),
+            case: "case".to_owned(),
+            kind: Some("ps".to_owned()),
+            index: 0,
+        }),
+        conflicts: vec!["CASE".to_owned()],
+        ..SlotState::default()
     };
-    let api = ApiNumbers {
-        requests: vec![("watch_pods", 1)],
-        errors: vec![("network", 0)],
-        last_answer: Some(1_700_000_000.5),
-        connected: true,
-        pods: 3,
-        scene: Some(scene),
-        ..ApiNumbers::default()
-    };
-    let runtime = RuntimeNumbers {
-        synchronized: true,
+    exporter::write_slot(&mut page, &slot);
+    let runtime = RuntimeInfo {
         name: "containerd".to_owned(),
         version: "v2.2.0".to_owned(),
+        request_timeout_ms: None,
     };
-    add_agent_families(page, &agent, Some(&api), Some(&runtime))
+    exporter::write_runtime(&mut page, &ConnectionState::Synchronized(runtime));
+    page
 }

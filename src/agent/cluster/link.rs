@@ -8,8 +8,7 @@ use serde::Serialize;
 use tokio::sync::watch;
 
 use super::model::ClusterContext;
-use crate::cluster::{ApiCounters, Call, ErrorKind, scenes};
-use crate::metrics::{ApiNumbers, SceneNumbers};
+use crate::cluster::{ApiCounters, scenes};
 
 /// The state of the API connection.
 #[derive(Debug, Clone, Default, PartialEq)]
@@ -209,52 +208,16 @@ impl ClusterLink {
         }
     }
 
-    /// The connection's state for `/metrics`.
-    pub(in crate::agent) fn numbers(&self) -> ApiNumbers {
-        let (connection, counters) = (self.connection.borrow(), &self.counters);
-        ApiNumbers {
-            requests: Call::ALL
-                .iter()
-                .map(|call| (call.name(), counters.requests(*call)))
-                .collect(),
-            errors: ErrorKind::ALL
-                .iter()
-                .map(|kind| (kind.name(), counters.errors(*kind)))
-                .collect(),
-            retries: counters.retries(),
-            resyncs: counters.resyncs(),
-            pod_changes: counters.pod_changes(),
-            events_dropped: counters.events_dropped(),
-            last_answer: counters.last_success(),
-            connected: connection.connected(),
-            pods: connection.pods,
-            unreadable: connection.unreadable,
-            scene: self.slot.as_ref().map(|slot| slot.borrow().clone().into()),
-        }
+    /// The counts of requests.
+    pub(in crate::agent) fn counters(&self) -> &ApiCounters {
+        &self.counters
     }
-}
 
-impl From<scenes::SlotState> for SceneNumbers {
-    fn from(state: scenes::SlotState) -> Self {
-        let slot = state.slot;
-        Self {
-            phase: state.phase.name(),
-            plan: state.plan.unwrap_or_default(),
-            scene: slot
-                .as_ref()
-                .map(|slot| slot.scene.clone())
-                .unwrap_or_default(),
-            case: slot
-                .as_ref()
-                .map(|slot| slot.case.clone())
-                .unwrap_or_default(),
-            kind: slot
-                .as_ref()
-                .and_then(|slot| slot.kind.clone())
-                .unwrap_or_default(),
-            index: slot.map(|slot| slot.index.to_string()).unwrap_or_default(),
-            conflicts: state.conflicts.len(),
-        }
+    /// Whether the agent follows this node's pods now, and the numbers of known and of unreadable pods.
+    pub(in crate::agent) fn pods(&self) -> (bool, [usize; 2]) {
+        let connection = self.connection.borrow();
+        let pods = [connection.pods, connection.unreadable];
+        (connection.connected(), pods)
     }
 }
 

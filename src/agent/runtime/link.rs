@@ -5,7 +5,6 @@ use std::path::{Path, PathBuf};
 use serde::Serialize;
 use tokio::sync::watch;
 
-use crate::metrics::RuntimeNumbers;
 use crate::nri::{ConnectionState, Disconnect};
 
 /// The reading end of the connection's state.
@@ -90,19 +89,9 @@ impl RuntimeLink {
         )
     }
 
-    /// The connection's state for `/metrics`.
-    pub(in crate::agent) fn numbers(&self) -> RuntimeNumbers {
-        let state = self.state.borrow();
-        let runtime = state.runtime();
-        RuntimeNumbers {
-            synchronized: matches!(&*state, ConnectionState::Synchronized(_)),
-            name: runtime
-                .map(|runtime| runtime.name.clone())
-                .unwrap_or_default(),
-            version: runtime
-                .map(|runtime| runtime.version.clone())
-                .unwrap_or_default(),
-        }
+    /// The connection's state now.
+    pub(in crate::agent) fn connection(&self) -> watch::Ref<'_, ConnectionState> {
+        self.state.borrow()
     }
 }
 

@@ -54,7 +54,7 @@ pub(super) struct ReclaimArgs {
     #[arg(short, long, value_name = "NAMESPACE")]
     namespace: Option<String>,
     /// Wait after the end of a job, at most 24h. A job's annotation pinfold.io/reclaim-after overrules the option.
-    #[arg(long, value_name = "DURATION", default_value = "30s", value_parser = text::seconds)]
+    #[arg(long, value_name = "DURATION", default_value = "30s", value_parser = text::duration::read_seconds)]
     after: u32,
     /// Print what would be deleted, and delete nothing.
     #[arg(long)]

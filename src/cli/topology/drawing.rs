@@ -11,6 +11,7 @@ use console::{Color, Style, measure_text_width};
 
 use crate::cpu::{CoreKind, Cpu, CpuSet, NumaNode, Topology};
 use crate::text::terminal::escape;
+use crate::text::{counted, units};
 
 /// Columns of a drawing; a wider line continues on the next line.
 const WIDTH: usize = 100;
@@ -58,7 +59,7 @@ pub(crate) fn render(topology: &Topology, uses: &CpuUses) -> String {
     }
     marks.legend(&mut out, topology, &uses.withheld);
     if !uses.withheld.is_empty() {
-        let title = format!("withheld  {}: ", count(uses.withheld.len(), "CPU"));
+        let title = format!("withheld  {}: ", counted(uses.withheld.len(), "CPU"));
         wrapped(&mut out, &title, items(&uses.withheld));
     }
     out
@@ -69,7 +70,7 @@ type IdOf = fn(&Cpu) -> Option<u32>;
 
 /// How many of everything, and which CPUs are off.
 fn summarize(out: &mut String, topology: &Topology) {
-    let mut parts = vec![format!("{} online", count(topology.online.len(), "CPU"))];
+    let mut parts = vec![format!("{} online", counted(topology.online.len(), "CPU"))];
     let has_id = |of: IdOf| topology.cpus.iter().any(|cpu| of(cpu).is_some());
     let mut untold = Vec::new();
     let levels: [(&str, usize, IdOf); 4] = [
@@ -80,7 +81,7 @@ fn summarize(out: &mut String, topology: &Topology) {
     ];
     for (name, groups, of) in levels {
         if has_id(of) {
-            parts.push(count(groups, name));
+            parts.push(counted(groups, name));
         } else {
             untold.push(format!("{name}s"));
         }
@@ -358,7 +359,7 @@ impl Drawing<'_> {
 fn details(topology: &Topology, node: &NumaNode) -> String {
     let mut text = String::new();
     if let Some(bytes) = node.memory_bytes {
-        let _ = write!(text, " · {:.1} GiB", bytes as f64 / f64::from(1 << 30));
+        let _ = write!(text, " · {}", units::bytes(bytes as f64));
     }
     // The distance of a NUMA node to the same NUMA node is 10 on every machine, and is left out.
     let mut others: BTreeMap<u32, CpuSet> = BTreeMap::new();
@@ -452,7 +453,7 @@ impl<'a> OwnerLegend<'a> {
                 "{} {}  {}: ",
                 style.apply_to(mark),
                 escape(label),
-                count(cpus.len(), "CPU")
+                counted(cpus.len(), "CPU")
             );
             wrapped(out, &title, items(cpus));
             let off = cpus.difference(&topology.online);
@@ -463,7 +464,7 @@ impl<'a> OwnerLegend<'a> {
         let shared = topology.online.difference(&owned).difference(withheld);
         wrapped(
             out,
-            &format!("shared  {}: ", count(shared.len(), "CPU")),
+            &format!("shared  {}: ", counted(shared.len(), "CPU")),
             items(&shared),
         );
         if !twice.is_empty() {
@@ -509,8 +510,6 @@ fn padded(text: &str, width: usize) -> String {
     let missing = width.saturating_sub(measure_text_width(text));
     format!("{text}{:missing$}", "")
 }
-
-use crate::text::counted as count;
 
 #[cfg(test)]
 mod tests;

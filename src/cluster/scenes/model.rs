@@ -28,28 +28,30 @@ pub struct RunningPod {
 /// The pods that run on the node; `None` until the pods are known.
 pub type RunningPods = Option<Vec<RunningPod>>;
 
-/// The node's state in the scenes.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize)]
-#[serde(rename_all = "camelCase")]
-pub enum Phase {
-    /// Unknown, because of unreadable, missing or faulty data. Labels and claims stay.
-    #[default]
-    Unknown,
-    /// No plan wants the node.
-    Free,
-    /// A plan wants the node, and the node has no slot: the search goes on, all slots are taken, the case has no slots, or
-    /// the node is cordoned.
-    Spare,
-    /// The node has a slot. The labels are set, or are about to be set.
-    Placed,
-    /// The slot should change, and waits for pods of the old slot, or for the list of the node's pods.
-    Waiting,
-    /// The slot should have changed while pods of the old slot ran, and the plan's `onBusy` is `refuse`.
-    Refused,
-    /// A different field manager has set labels with the plan's keys to different values.
-    Conflict,
-    /// Several active plans want the node.
-    Disputed,
+named! {
+    /// The node's state in the scenes.
+    #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize)]
+    #[serde(rename_all = "camelCase")]
+    pub enum Phase {
+        /// Unknown, because of unreadable, missing or faulty data. Labels and claims stay.
+        #[default]
+        Unknown => "unknown",
+        /// No plan wants the node.
+        Free => "free",
+        /// A plan wants the node, and the node has no slot: the search goes on, all slots are taken, the case has no slots, or
+        /// the node is cordoned.
+        Spare => "spare",
+        /// The node has a slot. The labels are set, or are about to be set.
+        Placed => "placed",
+        /// The slot should change, and waits for pods of the old slot, or for the list of the node's pods.
+        Waiting => "waiting",
+        /// The slot should have changed while pods of the old slot ran, and the plan's `onBusy` is `refuse`.
+        Refused => "refused",
+        /// A different field manager has set labels with the plan's keys to different values.
+        Conflict => "conflict",
+        /// Several active plans want the node.
+        Disputed => "disputed",
+    }
 }
 
 /// The published state of the node's slot, for `/status`.
@@ -146,24 +148,6 @@ impl RunningPod {
             .collect();
         running.sort();
         running
-    }
-}
-
-// === impl Phase ===
-
-impl Phase {
-    /// The phase's name, as in `/status`.
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::Unknown => "unknown",
-            Self::Free => "free",
-            Self::Spare => "spare",
-            Self::Placed => "placed",
-            Self::Waiting => "waiting",
-            Self::Refused => "refused",
-            Self::Conflict => "conflict",
-            Self::Disputed => "disputed",
-        }
     }
 }
 

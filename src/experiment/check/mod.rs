@@ -10,7 +10,6 @@ use crate::scene::{
     Amounts, Document, Finding, Node, Path, ScenePlan, Severity, TAINT_PREFIX, key_fault,
     subdomain_fault, value_fault,
 };
-use crate::text::counted as many;
 
 /// The mistakes of the plans, in the order of the files' lines.
 ///

@@ -2,11 +2,12 @@
 
 use std::collections::BTreeSet;
 
-use super::{Finder, many, repeated};
+use super::{Finder, repeated};
 use crate::scene::{
     Document, Node, NodeSelector, Operator, Path, ScenePlan, Slots, candidates, key_fault,
     subdomain_fault, value_fault,
 };
+use crate::text::counted;
 
 impl Finder<'_> {
     pub(super) fn pool(&mut self) {
@@ -62,7 +63,7 @@ impl Finder<'_> {
         };
         let count = names.iter().collect::<BTreeSet<_>>().len();
         self.enough(&Path::of(&["spec", "nodes", "names"]), count, |count| {
-            format!("the list has {}", many(count, "node"))
+            format!("the list has {}", counted(count, "node"))
         });
     }
 
@@ -88,7 +89,7 @@ impl Finder<'_> {
         };
         let further_cases = match short.len() {
             1 => String::new(),
-            more => format!(" ({} have too few nodes)", many(more as u64, "case")),
+            more => format!(" ({} have too few nodes)", counted(more as u64, "case")),
         };
         let text = format!(
             "{}, but {worst} needs {most}{further_cases}",
@@ -96,7 +97,7 @@ impl Finder<'_> {
         );
         let fix = format!(
             "add {}, or remove the case",
-            many((most - count) as u64, "node")
+            counted((most - count) as u64, "node")
         );
         self.error(path, text, fix);
     }
@@ -181,7 +182,7 @@ impl Finder<'_> {
             let path = path.key("selector");
             self.enough(&path, chosen.len(), |count| {
                 let matched = if count == 1 { "matches" } else { "match" };
-                format!("{} {matched} the selector", many(count, "node"))
+                format!("{} {matched} the selector", counted(count, "node"))
             });
             if cordoned > 0 {
                 let verbs = if cordoned == 1 {

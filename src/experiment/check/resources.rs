@@ -2,9 +2,10 @@
 
 use std::collections::BTreeMap;
 
-use super::{Finder, many};
+use super::Finder;
 use crate::pod::MOST_CPUS;
 use crate::scene::{Group, Node, Path, Role, SERVERS, Scene, Slots};
+use crate::text::counted;
 
 impl Finder<'_> {
     pub(super) fn roles(&mut self) {
@@ -248,8 +249,8 @@ impl Finder<'_> {
         if fitting < most as usize {
             let text = format!(
                 "{text}; {} can hold such a server, but the group needs {}",
-                many(fitting as u64, "candidate"),
-                many(u64::from(most), "server")
+                counted(fitting as u64, "candidate"),
+                counted(u64::from(most), "server")
             );
             self.error(
                 path,

@@ -2,8 +2,9 @@
 
 use std::collections::BTreeSet;
 
-use super::{Finder, many, repeated};
+use super::{Finder, repeated};
 use crate::scene::{Case, Group, Path, SERVERS, Scene, key_fault, reserved_domain, value_fault};
+use crate::text::counted;
 
 /// The most tasks of a case: ten on each of the most servers.
 const MAX_TASKS: u64 = 100_000;
@@ -298,7 +299,7 @@ impl Finder<'_> {
                 "scene {} case {} has {}; the maximum is {MAX_TASKS}",
                 scene.scene,
                 case.case,
-                many(tasks, "task")
+                counted(tasks, "task")
             );
             self.error(path, text, "write fewer nodes, or fewer tasks in perNode");
         }
@@ -314,7 +315,7 @@ impl Finder<'_> {
         let parts = groups().map(|group| format!("{} {group}", servers_of(case, group)));
         let text = format!(
             "totals say {}, but the groups of scene {} case {} have {}: {servers} in total",
-            many(written, "server"),
+            counted(written, "server"),
             scene.scene,
             case.case,
             parts.collect::<Vec<_>>().join(" and ")
@@ -354,12 +355,12 @@ impl Finder<'_> {
         let parts = running.iter().map(|(servers, each, name)| {
             format!(
                 "{} of group {name} with {each} each",
-                many(*servers, "server")
+                counted(*servers, "server")
             )
         });
         let text = format!(
             "totals say {} of role {role}, but scene {} case {} has {tasks}: {}",
-            many(written, "task"),
+            counted(written, "task"),
             scene.scene,
             case.case,
             parts.collect::<Vec<_>>().join(" and ")
@@ -372,7 +373,7 @@ impl Finder<'_> {
         {
             fix += &format!(
                 " (or, for {}, write {name}: {} in nodes)",
-                many(written, "task"),
+                counted(written, "task"),
                 written / each
             );
         }

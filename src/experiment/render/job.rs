@@ -11,7 +11,8 @@ use serde::{Deserialize, Serialize};
 use crate::scene::{
     Amount, Finding, Path, ReadError, SourcePlace, Tree, amounts_schema, violations_of,
 };
-use crate::text::{self, TextForm};
+use crate::text::document::{self, TextForm};
+use crate::text::duration;
 
 /// The longest text of parameters that is read, in bytes.
 const MAX_TEXT: usize = 1 << 20;
@@ -174,7 +175,7 @@ impl TrainingJob {
     /// # Errors
     /// What can't be read at all, or everything that the schema has against it.
     pub fn read(text: &str, origin: &str) -> Result<Result<Self, Vec<Finding>>, ReadError> {
-        let trees = text::read_as::<Tree>(text, TextForm::PlainYaml, MAX_TEXT);
+        let trees = document::read_as::<Tree>(text, TextForm::PlainYaml, MAX_TEXT);
         let trees = trees.map_err(|mistake| ReadError::syntax(origin, mistake))?;
         let mut trees = trees.into_iter().filter(|tree| !tree.is_null());
         let fail = |what: &str| Err(ReadError::new(origin, 0, None, what.to_owned()));
@@ -202,7 +203,7 @@ impl TrainingJob {
             .collect();
         let after = tree.value().pointer("/reclaim/after").cloned();
         if let Some(serde_json::Value::String(after)) = after
-            && let Err(remedy) = text::seconds(&after)
+            && let Err(remedy) = duration::read_seconds(&after)
         {
             let path = Path::of(&["reclaim", "after"]);
             let place = place(path.to_string(), tree.line_of(&path));

@@ -38,6 +38,7 @@ use crate::host::proc::{self, NetnsHandles, Proc, Reader};
 use crate::host::{limits, perf};
 use crate::pin::Snapshot;
 use crate::pin::snapshot::ContainerState;
+use crate::pod::ThreadStatus;
 use cgroup_numbers::CgroupNumbers;
 use model::{CollectOutcome, Deadline, Unsupported};
 use scrape::{Collector, Scrape, SharedState};
@@ -46,7 +47,6 @@ use thread_records::ThreadRecords;
 
 pub(super) use connections::ConnectionSampler;
 pub(super) use model::Host;
-pub use tasks::ThreadStatus;
 
 /// The time limit of a collector, within the time limit of the page. Series that a collector has not written by then are
 /// missing from the page. Unit tests have more time, because their machine may be busy.

@@ -8,8 +8,6 @@ use std::cmp::Reverse;
 use std::collections::BTreeMap;
 use std::time::Instant;
 
-use serde::Serialize;
-
 use super::super::families::{
     CONTAINER_CPU_MIGRATIONS, CONTAINER_CPUS_ALLOWED_BY_TASKS, CONTAINER_THREADS_BOUND,
     CONTAINER_THREADS_VERDICT,
@@ -22,32 +20,10 @@ use crate::cpu::CpuSet;
 use crate::host::proc::{Proc, Task, thread_cpu_time};
 use crate::pin::Snapshot;
 use crate::pin::snapshot::ContainerState;
-use crate::pod::{THREAD_VARIABLES, ThreadFacts, ThreadVerdict, verdict};
+use crate::pod::{THREAD_VARIABLES, ThreadFacts, ThreadStatus, ThreadVerdict, verdict};
 
 #[derive(Debug)]
 pub(super) struct TasksCollector;
-
-/// The threads of a running container.
-#[derive(Debug, Clone, Serialize)]
-#[serde(rename_all = "camelCase")]
-pub struct ThreadStatus {
-    /// The current number of threads.
-    pub threads: usize,
-    /// The largest number of threads in any scrape.
-    pub most: usize,
-    /// Threads that ran or waited for a CPU: the average between the last two scrapes.
-    pub runnable: Option<f64>,
-    /// The union of the threads' affinity masks; `None` before the first sample.
-    pub allowed_by_tasks: Option<CpuSet>,
-    /// Threads whose mask lacks some of the container's CPUs.
-    pub bound: Option<usize>,
-    /// Migrations of the sampled threads between CPUs.
-    pub migrations: Option<u64>,
-    /// The thread variables in the initial environment of the largest process; `None` if the environment is unreadable.
-    pub variables: Option<BTreeMap<String, String>>,
-    /// Whether the environment explains the threads. `None` if no number is expected and few threads are runnable.
-    pub verdict: Option<ThreadVerdict>,
-}
 
 impl Collector for TasksCollector {
     fn name(&self) -> &'static str {

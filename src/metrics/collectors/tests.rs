@@ -115,6 +115,7 @@ fn state(cgroup: String, number: u32) -> ContainerState {
         created: true,
         at_start: None,
         repaired: None,
+        observed: None,
     }
 }
 

@@ -71,7 +71,7 @@ fn restart_policies_are_those_of_kubernetes() {
         assert!(message.ends_with(&mistake), "{message}");
     }
     // The API server knows what it stores.
-    let stored = text::read::<PodObject>(&pod([&wrong, "", ""]), MAX_TEXT)
+    let stored = document::read::<PodObject>(&pod([&wrong, "", ""]), MAX_TEXT)
         .unwrap()
         .0;
     assert!(Pod::from_k8s(stored.into_iter().next().unwrap()).is_ok());

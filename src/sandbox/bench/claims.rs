@@ -4,7 +4,8 @@
 use serde::Serialize;
 
 use super::model::{Comparison, Effect, MachineFacts, Metric, WaySummary};
-use super::plan::{BenchPlan, BenchProgram, counted};
+use super::plan::{BenchPlan, BenchProgram};
+use crate::text::counted;
 
 /// A claim and the bench's result.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]

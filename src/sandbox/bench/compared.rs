@@ -1,7 +1,8 @@
 //! Sentences about the comparison of a bench, and about the limits of the machine.
 
-use super::plan::{BenchPlan, BenchProgram, counted};
+use super::plan::{BenchPlan, BenchProgram};
 use crate::sandbox::job::SERVER_CPUS;
+use crate::text::counted;
 
 impl BenchPlan {
     /// The comparison, the neighbors, and the limits of this machine, each as a sentence.

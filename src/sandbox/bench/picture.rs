@@ -1,9 +1,10 @@
 //! A report as a picture: every run as a dot, and the ratios with their intervals.
 
-use super::plan::{Cpus, ThreadChoice, Way, counted};
-use super::report::{BenchReport, Comparison, Metric, percent};
+use super::plan::{Cpus, ThreadChoice, Way};
+use super::report::{BenchReport, Comparison, Metric};
 use crate::experiment::statistics::{Estimate, Verdict};
 use crate::text::svg::{Anchor, Svg, shortened};
+use crate::text::{counted, units};
 
 const WIDTH: f64 = 920.0;
 const HEIGHT: f64 = 560.0;
@@ -107,7 +108,7 @@ fn runs(
                 11.0,
                 Anchor::Start,
                 INK,
-                &short(summary.median),
+                &units::figures(summary.median),
             );
         }
         let (cpus, threads) = way.name().split_once(", ").unwrap_or((way.name(), ""));
@@ -158,7 +159,7 @@ fn ratios(svg: &mut Svg, report: &BenchReport, step: &str) {
             11.0,
             Anchor::Middle,
             PALE,
-            &percent(mark),
+            &units::change(mark),
         );
     }
     let mut y = ROWS;
@@ -189,15 +190,6 @@ fn colour(way: Way) -> &'static str {
         (Cpus::Shared, ThreadChoice::Right) => "#f2a72b",
         (Cpus::Pinned, ThreadChoice::Host) => "#56a64b",
         (Cpus::Pinned, ThreadChoice::Right) => "#3274d9",
-    }
-}
-
-/// A number with about three digits.
-fn short(value: f64) -> String {
-    match value {
-        value if value.abs() >= 100.0 => format!("{value:.0}"),
-        value if value.abs() >= 10.0 => format!("{value:.1}"),
-        value => format!("{value:.2}"),
     }
 }
 

@@ -6,6 +6,7 @@ use super::steps::Pattern;
 use crate::cpu::{CpuSet, Topology};
 use crate::sandbox::job::SERVER_CPUS;
 use crate::sandbox::neighbors::{NeighborKind, Neighbors};
+use crate::text::counted;
 
 /// The most CPUs of a worker without the user's choice.
 const MOST_USUAL_CPUS: u32 = 4;
@@ -406,8 +407,6 @@ impl BenchPlan {
         (!self.runs_to_end()).then_some(runs as f64 * (self.seconds as f64 + RUN_OVERHEAD))
     }
 }
-
-pub use crate::text::counted;
 
 /// The pods beside the job. `left` is the part of the node that the job does not request, in thousandths of a CPU.
 fn neighbors(preferences: &PlanOptions, online: usize, sizes: &Sizes, left: u64) -> Neighbors {

@@ -7,6 +7,7 @@ use super::plan::{BenchPlan, Way};
 use crate::experiment::statistics::{
     self, Condition, Contrast, Design, DesignOptions, Estimate, FEWEST_BLOCKS, Summary, Verdict,
 };
+use crate::text::units;
 
 pub use super::model::{Comparison, Effect, MachineFacts, Metric, Run, WaySummary};
 
@@ -171,8 +172,8 @@ fn is_zero(contrast: &Contrast, design: &Design, values: &[statistics::Run]) -> 
 }
 
 fn ratio_words(ratio: &Estimate, contrast: &Contrast) -> String {
-    let center = percent(ratio.center());
-    let (low, high) = (percent(ratio.low), percent(ratio.high));
+    let center = units::change(ratio.center());
+    let (low, high) = (units::change(ratio.low), units::change(ratio.high));
     let span = format!("{} to {high}", low.trim_end_matches(" %"));
     let shows = contrast
         .smallest_effect
@@ -191,18 +192,6 @@ fn ratio_words(ratio: &Estimate, contrast: &Contrast) -> String {
             format!("{center} ({span})")
         }
     }
-}
-
-/// A ratio as a change in percent: `+12 %`.
-pub(super) fn percent(ratio: f64) -> String {
-    // An interval of a few wild values has no digits worth reading.
-    if ratio >= 100.0 {
-        return "over +9900 %".to_owned();
-    }
-    let percent = (ratio - 1.0) * 100.0;
-    // No change is 0, never -0.
-    let percent = if percent.abs() < 0.5 { 0.0 } else { percent };
-    format!("{percent:+.0} %")
 }
 
 #[cfg(test)]
@@ -375,20 +364,6 @@ pub(super) mod tests {
             (effect.ratio, effect.words.as_str()),
             (None, "none to compare with")
         );
-    }
-
-    #[test]
-    fn changes_are_in_percent() {
-        for (ratio, expected) in [
-            (1.2, "+20 %"),
-            (0.6, "-40 %"),
-            (1.0, "+0 %"),
-            (0.998, "+0 %"),
-            (3.0, "+200 %"),
-            (1e30, "over +9900 %"),
-        ] {
-            assert_eq!(percent(ratio), expected);
-        }
     }
 
     #[test]

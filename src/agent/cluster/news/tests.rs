@@ -73,6 +73,7 @@ fn waiting() -> ContainerState {
         created: true,
         at_start: None,
         repaired: None,
+        observed: None,
     }
 }
 

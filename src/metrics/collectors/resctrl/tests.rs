@@ -57,6 +57,7 @@ fn owner(pod: &str, role: PodRole, cpus: &str) -> ContainerState {
         created: true,
         at_start: None,
         repaired: None,
+        observed: None,
     }
 }
 
