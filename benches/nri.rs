@@ -1,8 +1,9 @@
-//! The cost of the plugin: the handlers' time with 0, 100 and 250 containers on the node, and the time added to a
-//! container's creation by a real containerd. The bench runs two series of containerd, in turns with and without the
-//! plugin. `PINFOLD_KERNEL_TESTS=1 cargo bench --bench nri` (`-- handlers`,
-//! `-- bursts` or `-- creation` for one part, `-- handlers 500` for a different number of containers), as root, after `tests/runtime/prepare`
-#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, missing_docs)]
+//! The cost of the plugin: the handlers' time with 0, 100 and 250 containers on the node, the longest time that a request
+//! waits because the agent is busy, and the time added to a container's creation by a real containerd. The bench runs two
+//! series of containerd, in turns with and without the plugin. `PINFOLD_KERNEL_TESTS=1 cargo bench --bench nri`
+//! (`-- handlers`, `-- bursts`, `-- queue` or `-- creation` for one part, `-- handlers 500` for a different number of
+//! containers), as root, after `tests/runtime/prepare`
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 #[path = "../tests/support/agent.rs"]
 #[allow(dead_code, reason = "shared with tests")]
@@ -97,6 +98,16 @@ fn main() {
             .build()
             .unwrap();
         tokio.block_on(bursts(
+            &kernel,
+            sizes.iter().copied().max().unwrap_or_default(),
+        ));
+    }
+    if wanted("queue") {
+        let tokio = tokio::runtime::Builder::new_multi_thread()
+            .enable_all()
+            .build()
+            .unwrap();
+        tokio.block_on(queue(
             &kernel,
             sizes.iter().copied().max().unwrap_or_default(),
         ));
@@ -316,6 +327,62 @@ async fn bursts(kernel: &Kernel, others: usize) {
     println!(
         "{others:>3} containers, bursts of 50, CreateContainer {}",
         figures(&mut times)
+    );
+    agent.stop();
+}
+
+/// Requests that need no work of their own, one every 2 ms, while pods come and go beside `others` containers. A shared
+/// container gets nothing, so the time of its answer is the time that the request waits for the agent.
+async fn queue(kernel: &Kernel, others: usize) {
+    let mut tree = kernel.tree();
+    let (agent, mut runtime, _socket) = synchronized(kernel, &mut tree, others).await;
+    let probe = pod(&tree, "besteffort", "probe", 2, None);
+    change(&mut runtime, 1, &probe).await;
+    let request = EventMessage {
+        pod: Some(probe.sandbox.clone()),
+        container: Some(probe.container.clone()),
+    };
+    let mut times = Vec::new();
+    let cpu_before = agent.metric("process_cpu_seconds_total", &[]).unwrap();
+    let begun = Instant::now();
+    let mut probe_for = async |runtime: &mut FakeRuntime, limit: Duration| {
+        let until = Instant::now() + limit;
+        while Instant::now() < until {
+            let start = Instant::now();
+            let create = runtime.call("CreateContainer", request.encode_to_vec());
+            create.await.unwrap();
+            times.push(start.elapsed());
+            tokio::time::sleep(Duration::from_millis(2)).await;
+        }
+    };
+    for life in 0..60 {
+        let new_pod = pod(&tree, "", &format!("worker-{life}"), 1024, Some(100_000));
+        let message = EventMessage {
+            pod: Some(new_pod.sandbox.clone()),
+            container: Some(new_pod.container.clone()),
+        };
+        change(&mut runtime, 1, &new_pod).await;
+        let create = runtime.call("CreateContainer", message.encode_to_vec());
+        create.await.unwrap();
+        let cgroup = tree.container(&new_pod.cgroup, &new_pod.container.id);
+        tree.start(&cgroup);
+        probe_for(&mut runtime, Duration::from_millis(50)).await;
+        change(&mut runtime, 6, &new_pod).await;
+        probe_for(&mut runtime, Duration::from_millis(300)).await;
+        let stop = runtime.call("StopContainer", message.encode_to_vec());
+        stop.await.unwrap();
+        tree.remove(&cgroup);
+        change(&mut runtime, 11, &new_pod).await;
+        change(&mut runtime, 2, &new_pod).await;
+        tree.remove(&new_pod.cgroup);
+        change(&mut runtime, 3, &new_pod).await;
+        probe_for(&mut runtime, Duration::from_millis(150)).await;
+    }
+    let cpu = agent.metric("process_cpu_seconds_total", &[]).unwrap() - cpu_before;
+    println!(
+        "{others:>3} containers, a request every 2 ms beside pods that come and go: {}; the agent took {:.1} % of a CPU",
+        figures(&mut times),
+        100.0 * cpu / begun.elapsed().as_secs_f64()
     );
     agent.stop();
 }

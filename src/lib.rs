@@ -27,13 +27,13 @@
 //! | [`nri`] | the plugin protocol of the container runtimes | `cpu` `pod` | decide, write files |
 //! | [`cluster`] | the Kubernetes API: pods, labels, claims, Events, reclaim | `text` `pod` `scene` | touch /sys or cgroups |
 //! | [`metrics`] | families, collectors, exposition | `cpu` `pod` `host` `pin` (read) | change what it measures |
-//! | [`prometheus`] | queries to a Prometheus, for reports | `experiment` `cluster` | be used by the agent |
-//! | [`agent`] | configuration, schedule, reconciler, runtime requests, HTTP, lifecycle | all above but `experiment` `prometheus` | decide placement, entitlement or labels |
+//! | [`promql`] | queries to a Prometheus, for reports | `experiment` `cluster` | be used by the agent |
+//! | [`agent`] | configuration, schedule, reconciler, runtime requests, HTTP, lifecycle | all above but `experiment` `promql` | decide placement, entitlement or labels |
 //! | [`client`] | talks to a running agent: its HTTP API, the model behind `top` | `text` `cpu` `pod` | be needed by the agent |
 //! | [`sandbox`] | real cgroups and processes without a cluster, for demo and bench | all above | be needed by the agent |
 //! | [`cli`] | arguments, subcommands, output | all above | contain logic |
 //!
-//! Cargo features, all on by default, leave parts out: `experiments` has [`experiment`], [`prometheus`] and `pinfold scene`;
+//! Cargo features, all on by default, leave parts out: `experiments` has [`experiment`], [`promql`] and `pinfold scene`;
 //! `reclaim` has `pinfold scene reclaim`; `demo` and `bench` have their commands and `sandbox`, which has [`sandbox`];
 //! `bench` also has `experiments`; `top` has `pinfold top`;
 //! `portforward` has `pinfold status` and port-forwards to the agents of a cluster. The agent's image is built without features.
@@ -123,7 +123,7 @@ pub mod nri;
 pub mod pin;
 pub mod pod;
 #[cfg(feature = "experiments")]
-pub mod prometheus;
+pub mod promql;
 #[cfg(feature = "sandbox")]
 pub mod sandbox;
 pub mod scene;

@@ -26,7 +26,7 @@ const MODULES: [(&str, &[&str]); 15] = [
     ("nri", &["cpu", "pod"]),
     ("cluster", &["text", "pod", "scene"]),
     ("metrics", &["cpu", "pod", "host", "pin"]),
-    ("prometheus", &["experiment", "cluster"]),
+    ("promql", &["experiment", "cluster"]),
     (
         "agent",
         &[
@@ -47,7 +47,7 @@ const MODULES: [(&str, &[&str]); 15] = [
             "nri",
             "cluster",
             "metrics",
-            "prometheus",
+            "promql",
             "agent",
             "client",
         ],
@@ -65,7 +65,7 @@ const MODULES: [(&str, &[&str]); 15] = [
             "nri",
             "cluster",
             "metrics",
-            "prometheus",
+            "promql",
             "agent",
             "client",
             "sandbox",

@@ -15,7 +15,7 @@ use serde::{Deserialize, Serialize};
 
 pub use self::log::{Log, LogFormat};
 pub use self::sources::{AutoSwitch, Runtime};
-use super::cluster::model;
+use super::api::model;
 use crate::cpu::CpuSet;
 use crate::metrics::COLLECTORS;
 use crate::pin::cpu_isolation::CpuIsolationOptions;

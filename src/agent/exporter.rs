@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Instant;
 
-use super::cluster::ClusterLink;
+use super::api::ClusterLink;
 use super::runtime::RuntimeLink;
 use crate::cluster::scenes::{Phase, SlotState};
 use crate::cluster::{ApiCounters, Call, ErrorKind};

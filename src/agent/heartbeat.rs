@@ -87,7 +87,7 @@ impl Heartbeat {
         let beat = self.beat();
         let error = beat.error.as_ref().filter(|_| beat.failures >= FAILURES)?;
         Some(format!(
-            "{} reconcile passes failed in a row, the last one with: {error}",
+            "{} turns of the reconciler failed in a row, the last one with: {error}",
             beat.failures
         ))
     }
@@ -116,13 +116,13 @@ impl Heartbeat {
             .saturating_add(Duration::from_secs(5));
         match beat.finished.map(|finished| now.duration_since(finished)) {
             None => Health::Starting(format!(
-                "the first pass of the reconciler has not ended; {operation}"
+                "the first turn of the reconciler has not ended; {operation}"
             )),
             Some(since) if since < limit => Health::Alive,
             Some(since) => {
                 let (since, limit) = (since.as_secs(), limit.as_secs());
                 Health::Stuck(format!(
-                    "no pass of the reconciler has ended for {since} s, and {limit} s are allowed; {operation}"
+                    "no turn of the reconciler has ended for {since} s, and {limit} s are allowed; {operation}"
                 ))
             }
         }
@@ -138,7 +138,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_reconciler_that_misses_two_passes_is_stuck() {
+    fn a_reconciler_that_misses_two_turns_is_stuck() {
         let health = |interval: Duration, since: u64| {
             let heartbeat = Heartbeat::new(interval);
             heartbeat.finish();
@@ -160,9 +160,9 @@ mod tests {
     }
 
     #[test]
-    fn only_passes_that_fail_in_a_row_are_a_problem_and_none_is_a_reason_to_restart() {
+    fn only_turns_that_fail_in_a_row_are_a_problem_and_none_is_a_reason_to_restart() {
         let heartbeat = Heartbeat::new(Duration::from_secs(10));
-        let pass = |error: Option<&str>| {
+        let turn = |error: Option<&str>| {
             match error {
                 Some(error) => drop(heartbeat.failed(error.to_owned())),
                 None => heartbeat.succeeded(),
@@ -170,18 +170,18 @@ mod tests {
             heartbeat.finish();
             heartbeat.failing()
         };
-        assert_eq!(pass(Some("first")), None);
-        assert_eq!(pass(Some("second")), None);
-        assert_eq!(pass(None), None);
-        assert_eq!(pass(Some("first")), None);
-        assert_eq!(pass(Some("second")), None);
-        let failing = pass(Some("third")).unwrap();
+        assert_eq!(turn(Some("first")), None);
+        assert_eq!(turn(Some("second")), None);
+        assert_eq!(turn(None), None);
+        assert_eq!(turn(Some("first")), None);
+        assert_eq!(turn(Some("second")), None);
+        let failing = turn(Some("third")).unwrap();
         assert!(
             failing.starts_with("3 ") && failing.ends_with("third"),
             "{failing}"
         );
         assert_eq!(heartbeat.health(), Health::Alive);
-        assert_eq!(pass(None), None);
+        assert_eq!(turn(None), None);
     }
 
     #[test]

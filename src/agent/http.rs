@@ -17,7 +17,7 @@ use serde::Serialize;
 use tokio::sync::watch;
 
 use super::access::{self, AccessRefusal, AccessRules};
-use super::cluster::{ClusterLink, ClusterLinkState};
+use super::api::{ClusterLink, ClusterLinkState};
 use super::exporter::Exporter;
 use super::heartbeat::{Health, Heartbeat};
 use super::runtime;
@@ -32,8 +32,8 @@ const SCRAPE_TIMEOUT: &str = "x-prometheus-scrape-timeout-seconds";
 /// The longest time reserved for sending the page. With a short timeout, a quarter of the timeout is reserved.
 const SCRAPE_MARGIN: Duration = Duration::from_millis(500);
 
-/// The answer before the first successful pass.
-const NO_PASS: &str = "not ready: no reconcile pass has succeeded so far\n";
+/// The answer before the first successful turn.
+const NO_TURN: &str = "not ready: no turn of the reconciler has succeeded so far\n";
 
 /// The state from which requests are answered.
 #[derive(Debug)]
@@ -161,7 +161,7 @@ impl HttpState {
         self.link.as_ref().and_then(ClusterLink::awaited)
     }
 
-    /// Whether the agent does its work: it knows its pods, and its passes do not fail again and again.
+    /// Whether the agent does its work: it knows its pods, and its turns do not fail again and again.
     fn is_ready(&self) -> bool {
         self.awaited().is_none() && self.heartbeat.failing().is_none()
     }
@@ -209,7 +209,7 @@ async fn answer(caller: &Caller, state: &HttpState, making: &PageBuilder) -> Res
     match (request.uri.path(), snapshot) {
         ("/healthz", _) => health(state),
         ("/readyz", snapshot) => readiness(state, snapshot.as_deref(), caller.is_local),
-        ("/metrics" | "/status", None) => text(StatusCode::SERVICE_UNAVAILABLE, NO_PASS),
+        ("/metrics" | "/status", None) => text(StatusCode::SERVICE_UNAVAILABLE, NO_TURN),
         ("/metrics", Some(snapshot)) => metrics_page(caller, state, making, &snapshot).await,
         ("/status", Some(snapshot)) => status_page(caller, state, making, &snapshot).await,
         ("/", _) => text(
@@ -244,13 +244,13 @@ fn readiness(
     is_local: bool,
 ) -> Response<BodyPieces> {
     if let Some(failing) = state.heartbeat.failing() {
-        let remote = "the reconcile passes fail again and again (the log has the reason)";
+        let remote = "the turns of the reconciler fail again and again (the log has the reason)";
         let reason = if is_local { failing.as_str() } else { remote };
         let says = format!("not ready: {}; assignments stay\n", escape(reason));
         return text(StatusCode::SERVICE_UNAVAILABLE, says);
     }
     let Some(snapshot) = snapshot else {
-        return text(StatusCode::SERVICE_UNAVAILABLE, NO_PASS);
+        return text(StatusCode::SERVICE_UNAVAILABLE, NO_TURN);
     };
     match (state.awaited(), state.problems(snapshot)) {
         (Some(awaited), _) => {

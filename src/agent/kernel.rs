@@ -1,5 +1,6 @@
 //! [`Kernel`]: the cgroups as turns read and write them.
 
+use super::mirror::CgroupChanges;
 use super::node::AgentNode;
 use crate::cpu::CpuSet;
 use crate::host::cgroup::{Cpuset, PodCgroup, PodSurroundings};
@@ -25,6 +26,8 @@ pub trait Kernel {
     /// The text of a cgroup's assignment record.
     fn record_text(&self, path: &str) -> anyhow::Result<Option<String>>;
     fn exists(&self, path: &str) -> bool;
+    /// Takes what has changed in the watched trees so far, the changes by one's own steps included.
+    fn changes(&self) -> CgroupChanges;
     /// The CPUs allowed for the kernel's work queues, if readable.
     fn workqueue_cpus(&self) -> Option<CpuSet>;
     /// Carries out steps in order, and stops before the first step for which `go_on` returns false.
@@ -66,6 +69,10 @@ impl Kernel for AgentNode {
 
     fn exists(&self, path: &str) -> bool {
         self.cgroups.exists(path)
+    }
+
+    fn changes(&self) -> CgroupChanges {
+        self.changes.take()
     }
 
     fn workqueue_cpus(&self) -> Option<CpuSet> {

@@ -62,6 +62,18 @@ pub(super) struct Mirror {
 // === impl CgroupChanges ===
 
 impl CgroupChanges {
+    /// Anything may have changed.
+    pub fn unknown() -> Self {
+        Self {
+            all: true,
+            ..Self::default()
+        }
+    }
+
+    pub fn is_empty(&self) -> bool {
+        !self.all && self.paths.is_empty()
+    }
+
     pub fn add(&mut self, later: Self) {
         self.paths.extend(later.paths);
         self.all |= later.all;

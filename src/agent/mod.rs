@@ -14,8 +14,8 @@
 #![warn(clippy::too_many_lines, clippy::excessive_nesting)]
 
 mod access;
+pub mod api;
 mod changes;
-pub mod cluster;
 pub mod config;
 mod event;
 mod event_queue;

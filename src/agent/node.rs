@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use anyhow::Context;
 
+use super::changes::ChangedCgroups;
 use super::config::{Config, EnforcementChoice};
 use crate::cpu::{CpuSet, Layout, Placer, Topology};
 use crate::host::cgroup::{CgroupVersion, Cgroups, PodCgroup};
@@ -53,6 +54,8 @@ pub struct AgentNode {
     cpu_manager: Option<CpuManager>,
     /// The reason why new assignments are suspended, if any.
     suspended: Option<String>,
+    /// The watches of the pods' trees.
+    pub(super) changes: Arc<ChangedCgroups>,
 }
 
 // === impl AgentNode ===
@@ -102,6 +105,7 @@ impl AgentNode {
             alone,
             cpu_manager: None,
             suspended: None,
+            changes: Arc::default(),
         };
         node.read_memory_nodes();
         Ok(node)

@@ -105,9 +105,9 @@ impl Reconciler {
         })
     }
 
-    /// Counts a failed pass, and publishes its error with the last known state.
+    /// Counts a failed turn, and publishes its error with the last known state.
     pub(super) fn publish_failure(&mut self, error: &anyhow::Error) {
-        let line = format!("the reconcile pass failed: {error:#}");
+        let line = format!("a turn of the reconciler failed: {error:#}");
         if self.world.log.admits(&line, Instant::now()) {
             tracing::error!("{line}");
         }
@@ -117,10 +117,10 @@ impl Reconciler {
         if let Some(last) = last {
             let in_a_row = match failures {
                 0 | 1 => String::new(),
-                failures => format!(" ({failures} passes failed in a row)"),
+                failures => format!(" ({failures} turns failed in a row)"),
             };
             let errors = vec![format!(
-                "the last reconcile pass failed, and this state is older{in_a_row}: {error:#}"
+                "the last turn of the reconciler failed, and this state is older{in_a_row}: {error:#}"
             )];
             self.published.send_replace(Some(Arc::new(Snapshot {
                 errors,
@@ -340,7 +340,7 @@ pub fn isolation_problems(report: &IsolationReport) -> Vec<String> {
     }
     if let Some(cpus) = &report.irqbalance {
         problems.push(format!(
-            "irqbalance runs and may move interrupts back to exclusive CPUs between two passes: set \
+            "irqbalance runs and may move interrupts back to exclusive CPUs between two turns: set \
              IRQBALANCE_BANNED_CPULIST={cpus} in its environment (/etc/default/irqbalance or \
              /etc/sysconfig/irqbalance) and restart irqbalance, or stop irqbalance"
         ));

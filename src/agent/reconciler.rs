@@ -8,7 +8,6 @@ use std::time::{Duration, Instant};
 use anyhow::Context;
 use tokio::sync::{oneshot, watch};
 
-use super::changes::ChangedCgroups;
 use super::event::{AgentEvent, PodSource, PodsUpdate, RuntimeUpdate};
 use super::event_queue::EventQueue;
 use super::heartbeat::Heartbeat;
@@ -50,8 +49,6 @@ pub(super) struct Reconciler {
     ids_settled: bool,
     pub(super) isolator: CpuIsolator,
     pub(super) world: World,
-    /// What has changed in the watched trees since the last turn.
-    changes: Arc<ChangedCgroups>,
     /// Whether pods come from the API.
     api: bool,
     /// When the agent started.
@@ -79,7 +76,6 @@ impl Reconciler {
         metrics: AgentMetrics,
         published: watch::Sender<Option<Arc<Snapshot>>>,
         heartbeat: Heartbeat,
-        changes: Arc<ChangedCgroups>,
     ) -> Self {
         // The first turn chooses the default, when it has read which CPUs are owned.
         node.forget_default_reserved();
@@ -101,7 +97,6 @@ impl Reconciler {
             node,
             devices: BTreeMap::new(),
             world: World::new(store, metrics, heartbeat),
-            changes,
             api,
             begun: Instant::now(),
             history: History::default(),
@@ -143,7 +138,7 @@ impl Reconciler {
         let mut timer = tokio::time::interval(self.node.config.reconcile_interval);
         timer.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
         timer.reset();
-        let changes = Arc::clone(&self.changes);
+        let changes = Arc::clone(&self.node.changes);
         // Without a source of pods, the first turn does not wait for pods.
         if self.node.config.manifest_dir.is_none() && !self.api {
             self.schedule.set_pods_synced();
@@ -233,7 +228,12 @@ impl Reconciler {
         if self.node.read_hotplug() {
             self.world.sweep();
         }
-        self.world.note_changes(&self.changes.take());
+        let changes = self.node.changes.take();
+        if !changes.is_empty() {
+            // A turn about one pod reads only this one.
+            self.schedule.on(Trigger::Cgroups, Instant::now());
+        }
+        self.world.note_changes(&changes);
         // Where not all folders are watched, any pod may have changed.
         if !self.unwatched.is_empty() {
             self.world.sweep();
@@ -584,8 +584,7 @@ mod tests {
         let metrics = AgentMetrics::new().unwrap();
         let heartbeat = Heartbeat::new(Duration::from_secs(1));
         let node = machine(root.path());
-        let mut reconciler =
-            Reconciler::new(node, false, metrics, published, heartbeat, Arc::default());
+        let mut reconciler = Reconciler::new(node, false, metrics, published, heartbeat);
         for online in ["0-3", "0-2", "0-3"] {
             fs::write(root.path().join("sys/devices/system/cpu/online"), online).unwrap();
             reconciler.reconcile_for(Trigger::Cgroups, None);

@@ -1,22 +1,21 @@
 //! Start and stop.
 
-use std::collections::BTreeSet;
 use std::fs::File;
 use std::net::SocketAddr;
-use std::path::{Path, PathBuf};
-use std::sync::Arc;
+use std::path::Path;
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use anyhow::Context;
 use nix::fcntl::{Flock, FlockArg};
 use tokio::net::TcpListener;
-use tokio::sync::{Notify, mpsc, oneshot, watch};
+use tokio::sync::{mpsc, oneshot, watch};
 use tokio::time::MissedTickBehavior;
 use tokio_util::sync::CancellationToken;
 
 use super::access::AccessRules;
-use super::changes::ChangedCgroups;
-use super::cluster::{ApiTasks, ClusterContext, peers};
+use super::api::{ApiTasks, ClusterContext, peers};
+use super::changes::{ChangedCgroups, WatchedTree};
 use super::config::Config;
 use super::event::{AgentEvent, CreateAnswer, RuntimePod, RuntimeUpdate};
 use super::event_queue::{EventQueue, EventSenders};
@@ -25,7 +24,6 @@ use super::folder::ManifestFolder;
 use super::heartbeat::Heartbeat;
 use super::http::HttpState;
 use super::kubelet::AskKubelet;
-use super::mirror::CgroupChanges;
 use super::node::AgentNode;
 use super::reconciler::Reconciler;
 use super::runtime;
@@ -36,7 +34,7 @@ use crate::cluster::Api;
 use crate::cluster::peers::JobMember;
 use crate::host::cgroup::PARTITION;
 use crate::host::notify;
-use crate::host::watch::{Watch, WatchChanges};
+use crate::host::watch::Watch;
 use crate::host::{limits, perf};
 use crate::metrics::{AgentMetrics, Peer, Sources, UnknownPeers};
 use crate::pin::Snapshot;
@@ -73,7 +71,7 @@ impl Agent {
     /// An unreachable API server is no error.
     pub async fn start_in(
         cluster: Option<&ClusterContext>,
-        node: AgentNode,
+        mut node: AgentNode,
     ) -> anyhow::Result<Self> {
         let api = cluster.map(|cluster| cluster.api.clone());
         let access = AccessRules::new(&node.config.metrics, api.as_ref())?;
@@ -86,11 +84,14 @@ impl Agent {
         let stop = CancellationToken::new();
         let mut tasks = Tasks::new(stop.clone());
         follow_manifests(&node, &mut tasks, &events)?;
-        let changes = Arc::new(ChangedCgroups::default());
-        let appeared = watch_cgroups(&node, &mut tasks, &changes, &events)?;
+        node.changes = Arc::new(watch_cgroups(&node)?);
+        for number in 0..node.changes.trees().len() {
+            let changes = Arc::clone(&node.changes);
+            tasks.spawn(follow(changes, number, events.clone()));
+        }
         // The kubelet knows a pod's devices before the runtime knows the pod. Each new cgroup therefore triggers a request.
         let asking = AskKubelet::new(&node, events.clone());
-        tasks.spawn(asking.run(appeared, snapshot.clone()));
+        tasks.spawn(asking.run(node.changes.appeared(), snapshot.clone()));
         let sources = sources(&node)?;
         let cluster = cluster.map(|cluster| {
             cluster.start(
@@ -132,14 +133,7 @@ impl Agent {
         });
         watch_connections(&node, &mut tasks, &state, api, cluster.as_ref());
         serve_http(&mut tasks, listener, &state, stop);
-        let reconciler = Reconciler::new(
-            node,
-            cluster.is_some(),
-            metrics,
-            published,
-            heartbeat,
-            changes,
-        );
+        let reconciler = Reconciler::new(node, cluster.is_some(), metrics, published, heartbeat);
         tasks.spawn_to_its_end(reconciler.run_on_thread(queue, answered));
         Ok(Self {
             address,
@@ -168,7 +162,7 @@ impl Agent {
     pub fn scrape(&self) -> anyhow::Result<String> {
         let snapshot = self
             .snapshot()
-            .context("the first reconcile pass has not ended")?;
+            .context("the first turn of the reconciler has not ended")?;
         Ok(self.state.exporter.text(&snapshot))
     }
 
@@ -272,29 +266,26 @@ fn follow_manifests(
     Ok(())
 }
 
-/// Watches the pods' trees. `changes` gets each change, and the returned notifier wakes up after it.
-fn watch_cgroups(
-    node: &AgentNode,
-    tasks: &mut Tasks,
-    changes: &Arc<ChangedCgroups>,
-    events: &mpsc::Sender<AgentEvent>,
-) -> anyhow::Result<Arc<Notify>> {
-    let appeared = Arc::new(Notify::new());
-    for tree in &node.config.pod_cgroups {
+/// Watches the pods' trees.
+///
+/// # Errors
+/// A tree can't be watched.
+fn watch_cgroups(node: &AgentNode) -> anyhow::Result<ChangedCgroups> {
+    let mut trees = Vec::new();
+    for cgroup in &node.config.pod_cgroups {
         // The watch covers four levels: the group of system pods, QoS class, pod and container. The runtime writes a
         // container's CPUs after the cgroup's creation.
-        for folder in node.cgroups.watch_folders(tree) {
+        for folder in node.cgroups.watch_folders(cgroup) {
             let watch = Watch::with_file(&folder, 4, Some(PARTITION))
                 .with_context(|| format!("can't watch the pods' tree {}", folder.display()))?;
-            let listeners = (Arc::clone(changes), Arc::clone(&appeared));
-            let tree = WatchedTree {
-                cgroup: tree.clone(),
+            trees.push(WatchedTree {
+                cgroup: cgroup.clone(),
                 folder,
-            };
-            tasks.spawn(follow(tree, watch, listeners, events.clone()));
+                watch: Mutex::new(watch),
+            });
         }
     }
-    Ok(appeared)
+    Ok(ChangedCgroups::of(trees))
 }
 
 /// The sources of the metrics that the configuration asks for.
@@ -352,56 +343,29 @@ fn watch_connections(
     }
 }
 
-/// A tree of pods: the path of its cgroup, and its folder in one of the hierarchies.
-struct WatchedTree {
-    cgroup: String,
-    folder: PathBuf,
-}
-
-// === impl WatchedTree ===
-
-impl WatchedTree {
-    fn changes(&self, changes: &WatchChanges) -> CgroupChanges {
-        let cgroup = |directory: &PathBuf| {
-            let below = directory.strip_prefix(&self.folder).ok()?;
-            Some(match below.to_str()? {
-                "" => self.cgroup.clone(),
-                below => format!("{}/{below}", self.cgroup),
-            })
-        };
-        let paths = changes.directories.iter().map(cgroup);
-        match paths.collect() {
-            Some(paths) if !changes.all => CgroupChanges { paths, all: false },
-            _ => CgroupChanges {
-                paths: BTreeSet::new(),
-                all: true,
-            },
-        }
-    }
-}
-
-/// Hands changes below a tree to the reconciler, and wakes the kubelet client. Several changes may cause a single wake-up. Tells
-/// the reconciler which directories can't be watched.
+/// Wakes the reconciler after changes below the tree with this number. Tells the reconciler which directories can't be watched.
 async fn follow(
-    tree: WatchedTree,
-    mut watch: Watch,
-    (changes, appeared): (Arc<ChangedCgroups>, Arc<Notify>),
+    changes: Arc<ChangedCgroups>,
+    number: usize,
     events: mpsc::Sender<AgentEvent>,
 ) -> anyhow::Result<()> {
+    let tree = changes
+        .trees()
+        .get(number)
+        .context("the agent follows a tree that it does not watch")?;
     let mut told = None;
     loop {
-        if watch.problem() != told.as_deref() {
-            told = watch.problem().map(str::to_owned);
-            let (tree, problem) = (tree.folder.clone(), told.clone());
+        let problem = tree.problem();
+        if problem != told {
+            told.clone_from(&problem);
+            let tree = tree.folder.clone();
             // A closed queue means that the agent stops.
             let _ = events.send(AgentEvent::Watch { tree, problem }).await;
         }
-        let changed = watch
-            .changed()
+        tree.wait()
             .await
+            .and_then(|()| changes.read(tree))
             .context("can't watch the pods' tree any longer")?;
-        changes.add(tree.changes(&changed));
-        appeared.notify_one();
     }
 }
 

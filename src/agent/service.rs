@@ -36,7 +36,7 @@ pub(super) async fn notify(
             changed = snapshot.changed() => if changed.is_err() {
                 return;
             },
-            // Before the first pass, the service manager waits for `ready` and applies its start timeout.
+            // Before the first turn, the service manager waits for `ready` and applies its start timeout.
             () = tick(timer.as_mut()) => match heartbeat.health() {
                 Health::Alive | Health::Starting(_) => log_failure(notify::alive()),
                 Health::Stuck(reason) => tracing::error!("the agent does not notify systemd's watchdog: {reason}"),

@@ -4,12 +4,16 @@
 use std::collections::{BTreeSet, HashMap};
 use std::ffi::OsString;
 use std::io;
+use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::time::Duration;
 
-use futures_util::{FutureExt, StreamExt};
-use inotify::{EventMask, EventOwned, EventStream, Inotify, WatchDescriptor, WatchMask, Watches};
+use inotify::{EventMask, EventOwned, Inotify, WatchDescriptor, WatchMask, Watches};
+use tokio::io::Interest;
+use tokio::io::unix::AsyncFd;
+use tokio::time::Instant;
 
 use super::file;
 
@@ -28,7 +32,9 @@ pub struct Watch {
     depth: usize,
     /// The name of a file to watch in each directory, for changes made by the kernel.
     file: Option<&'static str>,
-    events: EventStream<[u8; 4096]>,
+    inotify: Inotify,
+    /// A copy of inotify's descriptor, on which a task waits for events.
+    readable: Arc<AsyncFd<OwnedFd>>,
     watches: Watches,
     covered: HashMap<PathBuf, WatchedDirectory>,
     directories: HashMap<WatchDescriptor, PathBuf>,
@@ -36,6 +42,8 @@ pub struct Watch {
     /// reached. The next change of the directories triggers another attempt, and so does
     /// [`RETRY`].
     problem: Option<String>,
+    /// When a directory could not be watched for the last time.
+    failed_at: Instant,
 }
 
 /// The pause between two attempts to watch directories beyond the limit of inotify watches. The
@@ -107,16 +115,19 @@ impl Watch {
     pub fn with_file(root: &Path, depth: usize, file: Option<&'static str>) -> io::Result<Self> {
         let inotify = Inotify::init().map_err(|error| limit_named(error, "instances"))?;
         let watches = inotify.watches();
-        let events = inotify.into_event_stream([0; 4096])?;
+        let descriptor = inotify.as_fd().try_clone_to_owned()?;
+        let readable = AsyncFd::register_with_interest(descriptor, Interest::READABLE)?;
         let mut watch = Self {
             root: root.to_owned(),
             depth,
             file,
-            events,
+            inotify,
+            readable: Arc::new(readable),
             watches,
             covered: HashMap::new(),
             directories: HashMap::new(),
             problem: None,
+            failed_at: Instant::now(),
         };
         while watch.cover(&watch.root.clone()) {}
         Ok(watch)
@@ -131,43 +142,69 @@ impl Watch {
     /// Inotify reports an error. The watch is unusable afterwards.
     pub async fn changed(&mut self) -> io::Result<WatchChanges> {
         loop {
-            let mut events = WatchEvents::default();
-            let next = self.events.next();
-            let next = match &self.problem {
-                None => next.await,
-                Some(_) => match tokio::time::timeout(RETRY, next).await {
-                    Ok(next) => next,
-                    Err(_) if self.cover_again() => {
-                        let all = true;
-                        return Ok(WatchChanges {
-                            all,
-                            ..WatchChanges::default()
-                        });
-                    }
-                    Err(_) => continue,
-                },
+            self.wait().await?;
+            if let Some(changes) = self.take()? {
+                return Ok(changes);
+            }
+        }
+    }
+
+    /// Waits until [`Watch::take`] may return changes. The future does not borrow the watch, so that others can take the changes
+    /// meanwhile; then it may end in vain.
+    pub fn wait(&self) -> impl Future<Output = io::Result<()>> + Send + use<> {
+        let readable = Arc::clone(&self.readable);
+        let has_problem = self.problem.is_some();
+        async move {
+            // The readiness is cleared before the events are read, so an event that comes meanwhile makes the descriptor ready again.
+            let is_readable = async {
+                let mut ready = readable.readable().await?;
+                ready.clear_ready();
+                Ok(())
             };
-            match next {
-                Some(event) => self.note(&event?, &mut events),
-                None => return Err(io::ErrorKind::UnexpectedEof.into()),
+            match has_problem {
+                false => is_readable.await,
+                true => tokio::time::timeout(RETRY, is_readable)
+                    .await
+                    .unwrap_or(Ok(())),
             }
-            // All queued events count as a single change.
-            while let Some(Some(event)) = self.events.next().now_or_never() {
-                self.note(&event?, &mut events);
-            }
-            if !events.directories.is_empty() && self.problem.take().is_some() {
-                // What happened in the directories without a watch is unknown.
-                events.changes.all = true;
-                events.directories.insert(self.root.clone());
-            }
-            for directory in &events.directories {
-                // A new directory may get subdirectories before the directory's watch exists. The
-                // loop therefore runs until no new directory is found.
-                while self.cover(directory) {}
-            }
-            let WatchChanges { directories, all } = &events.changes;
-            if *all || !directories.is_empty() {
-                return Ok(events.changes);
+        }
+    }
+
+    /// Returns all changes so far without waiting; `None` without a change. What a system call has changed before is included,
+    /// because the kernel queues the event within that call.
+    ///
+    /// # Errors
+    /// Inotify reports an error. The watch is unusable afterwards.
+    pub fn take(&mut self) -> io::Result<Option<WatchChanges>> {
+        let mut events = WatchEvents::default();
+        for event in self.queued_events()? {
+            self.note(&event, &mut events);
+        }
+        if !events.directories.is_empty() && self.problem.take().is_some() {
+            // What happened in the directories without a watch is unknown.
+            events.changes.all = true;
+            events.directories.insert(self.root.clone());
+        }
+        for directory in &events.directories {
+            // A new directory may get subdirectories before the directory's watch exists. The
+            // loop therefore runs until no new directory is found.
+            while self.cover(directory) {}
+        }
+        if self.problem.is_some() && self.failed_at.elapsed() >= RETRY {
+            events.changes.all |= self.cover_again();
+        }
+        let WatchChanges { directories, all } = &events.changes;
+        Ok((*all || !directories.is_empty()).then_some(events.changes))
+    }
+
+    fn queued_events(&mut self) -> io::Result<Vec<EventOwned>> {
+        let (mut events, mut buffer) = (Vec::new(), [0; 4096]);
+        loop {
+            match self.inotify.read_events(&mut buffer) {
+                Ok(read) => events.extend(read.map(|event| event.to_owned())),
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(events),
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                Err(error) => return Err(error),
             }
         }
     }
@@ -293,6 +330,7 @@ impl Watch {
 
     /// Notes why a directory is not watched. A directory that has ended needs no watch.
     fn note_failure(&mut self, error: io::Error) {
+        self.failed_at = Instant::now();
         if error.kind() != io::ErrorKind::NotFound {
             let error = limit_named(error, "watches");
             // The sentence is the same for all directories, so that a reader can tell a new problem from an old one.

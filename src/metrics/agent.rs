@@ -19,11 +19,11 @@ use crate::pin::DriftCause;
 #[derive(Debug, Clone)]
 pub struct AgentMetrics {
     registry: Registry,
-    /// Reconcile passes by trigger.
+    /// Turns of the reconciler by trigger.
     pub reconciles: IntCounterVec,
-    /// Reconcile passes that failed.
+    /// Turns of the reconciler that failed.
     pub reconcile_failures: IntCounter,
-    /// The duration of a reconcile pass.
+    /// The duration of a turn of the reconciler.
     pub reconcile_seconds: Histogram,
     /// Steps by outcome.
     pub steps: IntCounterVec,

@@ -263,13 +263,13 @@ families! {
     NRI_UNANSWERED = counter("pinfold_nri_unanswered_total", &[],
         "Requests of the container runtime that the agent did not answer in time.");
     RECONCILE_DURATION_SECONDS = histogram("pinfold_reconcile_duration_seconds", &[],
-        "Duration of a reconcile pass.");
+        "Duration of a turn of the reconciler.");
     RECONCILE_FAILURES = counter("pinfold_reconcile_failures_total", &[],
-        "Reconcile passes that failed, because the pods' cgroups could not be read for example. Assignments stay as they are.");
+        "Turns of the reconciler that failed, because the pods' cgroups could not be read for example. Assignments stay as they are.");
     STEPS = counter("pinfold_reconcile_steps_total", &["outcome"],
         "Writes to cgroups by outcome.");
     RECONCILES = counter("pinfold_reconcile_total", &["trigger"],
-        "Reconcile passes by trigger.");
+        "Turns of the reconciler by trigger.");
     UNGUARDED_STARTS = counter("pinfold_unguarded_starts_total", &["kind"],
         "Containers that started while no agent answered the container runtime. Kind exclusive_cpus: the container ran on exclusive CPUs of another pod. Kind required: it ran without the exclusive CPUs that its pod requires.");
     PROCESS_CPU_SECONDS = counter("process_cpu_seconds_total", &[],

@@ -53,7 +53,7 @@ pub struct IsolationInput<'a> {
     pub online: &'a CpuSet,
 }
 
-/// The plan of a pass. An empty plan has no writes and leaves the record as is.
+/// The plan of a turn. An empty plan has no writes and leaves the record as is.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct IsolationPlan {
     /// The record that must be in place before the first write.

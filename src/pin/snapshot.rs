@@ -51,7 +51,7 @@ pub struct Snapshot {
     pub drift: Vec<Drift>,
     /// Unexplained exclusive CPUs and records. Pinfold leaves the cgroups alone.
     pub unexplained: Vec<String>,
-    /// Errors of the last reconcile pass.
+    /// Errors of the last turn of the reconciler.
     pub errors: Vec<String>,
 }
 

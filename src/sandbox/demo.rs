@@ -305,7 +305,7 @@ impl Problems {
             .collect();
     }
 
-    /// All problems. The agent keeps an error only until its next pass, so a failed write may be known only by its count.
+    /// All problems. The agent keeps an error only until its next turn, so a failed write may be known only by its count.
     fn sentences(self, failed_writes: u64) -> Vec<String> {
         let mut all = self.errors;
         all.extend(self.drift);
@@ -346,7 +346,7 @@ async fn half(
     local: &mut LocalNode,
     show: &mut impl FnMut(&DemoFrame),
 ) -> anyhow::Result<Measured> {
-    // Before the agent's first pass, it has written nothing and there is no page.
+    // Before the agent's first turn, it has written nothing and there is no page.
     let before = tokio::task::block_in_place(|| agent.scrape());
     let failed_before = before.map_or(0, |page| Sample::parse(&page).failed_writes);
     let mut problems = Problems::default();

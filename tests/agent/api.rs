@@ -169,8 +169,8 @@ pub(crate) fn two_reconciles(agent: &Agent) {
             .metric("pinfold_reconcile_total", &[("trigger", "timer")])
             .unwrap_or(0.0)
     };
-    let passes = timer();
-    agent.eventually("two more reconciles", |_| timer() >= passes + 2.0);
+    let turns = timer();
+    agent.eventually("two more reconciles", |_| timer() >= turns + 2.0);
 }
 
 /// The limit for steps that take several attempts, with waits between the attempts.
@@ -787,7 +787,7 @@ fn pods_come_from_the_api_and_from_a_folder() {
 }
 
 #[test]
-fn a_failed_first_pass_is_repeated_without_a_trigger() {
+fn a_failed_first_turn_is_repeated_without_a_trigger() {
     let Some(kernel) = kernel_tests() else { return };
     let tree = kernel.tree();
     let cluster = Cluster::new();
@@ -815,7 +815,7 @@ fn a_failed_first_pass_is_repeated_without_a_trigger() {
     };
     descriptors(0);
     until("the first look fails", &|| {
-        agent.log().contains("the reconcile pass failed")
+        agent.log().contains("a turn of the reconciler failed")
     });
     descriptors(1024);
     until("it looks again", &|| agent.status().is_some());

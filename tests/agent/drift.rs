@@ -27,7 +27,7 @@ fn drift_is_counted_once_and_repaired() {
     let pid = tree.start(&main);
     let (own, others) = (kernel.last(), kernel.all_but_one());
     let settled = || allowed(pid) == own && allowed(web_pid) == others;
-    // A pass before the sandbox's cgroup appears narrows the pod; a later pass makes the pod wide again.
+    // A turn before the sandbox's cgroup appears narrows the pod; a later turn makes the pod wide again.
     agent.eventually("all is settled", |status| {
         let is_wide = others.is_subset(&kernel.written(&pod));
         in_force(status, "worker-0") && settled() && is_wide
@@ -70,8 +70,8 @@ fn drift_is_counted_once_and_repaired() {
             .metric("pinfold_reconcile_total", &[("trigger", "timer")])
             .unwrap_or(0.0)
     };
-    let passes = timer();
-    agent.eventually("two more reconciles", |_| timer() >= passes + 2.0);
+    let turns = timer();
+    agent.eventually("two more reconciles", |_| timer() >= turns + 2.0);
     assert_eq!(
         (drift("written"), drift("overlap")),
         (Some(written + 1.0), Some(overlap + 1.0))
@@ -91,7 +91,7 @@ fn a_runtime_that_writes_after_the_agent_is_noticed_at_once() {
     let mut tree = kernel.tree();
     let pods = Manifests::new();
     pods.put("worker.yaml", &worker("worker-0", "worker-uid", 1));
-    // With this interval no timer pass can help.
+    // With this interval no timer turn can help.
     let settings = Settings::new(&tree.path, &pods, &kernel.all_but_one())
         .with(&["--reconcile-interval", "3600s"]);
     let agent = settings.start();

@@ -206,7 +206,7 @@ fn a_cpu_that_has_just_gone_offline_is_not_assigned() {
     let mut tree = kernel.tree();
     let machine = Machine::new(&kernel.online);
     let mut runtime = Runtime::new();
-    // No timer reads the topology, and no pass for all pods runs before the requests.
+    // No timer reads the topology, and no turn for all pods runs before the requests.
     let settings = Settings::without_manifests(&tree.path, &kernel.all_but_one()).with(&[
         "--api=never",
         "--reconcile-interval=3600s",

@@ -238,9 +238,9 @@ fn cpus_that_were_offline_return_to_every_cgroup() {
                 in_force(status, "worker-0")
             });
         }
-        // A pass must see the sets before the CPUs leave.
+        // A turn must see the sets before the CPUs leave.
         let before = agent.metric("pinfold_reconcile_total", &[]).unwrap();
-        agent.eventually("a pass", |_| {
+        agent.eventually("a turn", |_| {
             agent.metric("pinfold_reconcile_total", &[]).unwrap() > before + 1.0
         });
         let offline = [Offline::new(one), Offline::new(other)];
@@ -291,9 +291,9 @@ fn cpus_that_were_offline_return_to_every_cgroup() {
     let agent = settings.start();
     drop(offline);
     agent.eventually("the CPU is back", |status| status["online"] == all);
-    let passes = agent.metric("pinfold_reconcile_total", &[]).unwrap();
-    agent.eventually("two passes", |_| {
-        agent.metric("pinfold_reconcile_total", &[]).unwrap() > passes + 1.0
+    let turns = agent.metric("pinfold_reconcile_total", &[]).unwrap();
+    agent.eventually("two turns", |_| {
+        agent.metric("pinfold_reconcile_total", &[]).unwrap() > turns + 1.0
     });
     assert_eq!(kernel.written(&tree.path), kernel.first());
     agent.stop();

@@ -354,9 +354,9 @@ status:
     agent.stop();
 }
 
-/// Waits until two more passes have run.
+/// Waits until two more turns have run.
 fn two_intervals(agent: &Agent) {
-    let passes = || agent.metric("pinfold_reconcile_total", &[]).unwrap_or(0.0);
-    let before = passes();
-    agent.eventually("two more passes", |_| passes() >= before + 2.0);
+    let turns = || agent.metric("pinfold_reconcile_total", &[]).unwrap_or(0.0);
+    let before = turns();
+    agent.eventually("two more turns", |_| turns() >= before + 2.0);
 }

@@ -7,15 +7,15 @@
 //!
 //! | property | tests |
 //! |---|---|
-//! | 1. The assignment record is written before CreateContainer is answered. | [`a_record_is_written_before_create_is_answered`], [`cpus_given_up_are_assigned_after_the_handover`] (with a node pass) |
+//! | 1. The assignment record is written before CreateContainer is answered. | [`a_record_is_written_before_create_is_answered`], [`cpus_given_up_are_assigned_after_the_handover`] (with a node turn) |
 //! | 1. The record is compared with the record that was read, which detects a recreated cgroup. | [`a_recreated_pod_cgroup_gets_its_own_record`] |
 //! | 2. CPUs that are given up are barred until they are handed back. | [`cpus_given_up_are_assigned_after_the_handover`], `model::random`, `model::recorded` |
 //! | 2. `apply` never gives CPUs that could not be taken. | [`cpus_that_could_not_be_taken_are_not_assigned`], `model::mutants::owners_given_their_cpus_before_others_are_off_them` |
 //! | 2. `apply` never writes where the record failed. | [`a_cgroup_without_a_record_gets_no_writes`], [`a_pod_whose_record_fails_is_left_unpinned`] |
 //! | 3. Running containers move only after a full scan. | [`a_move_makes_room_before_create_is_answered`]*, `partition::preferences::a_running_container_that_allows_it_moves_to_make_room`* |
 //! | 3. Partitions that the kernel refused wait for the timer. | [`a_refused_partition_waits_for_the_timer`]*, `partition::others::a_blocking_cpuset_is_named_and_further_pods_are_pinned`* |
-//! | 3. CPUs that were just assigned are exempt from drift until the next full scan. | `runtime_requests::cpus_just_assigned_are_exempt_from_drift`, `drift::drift_is_counted_once_and_repaired`, [`passes_that_yield_are_completed_later`] |
-//! | 3. A pass that yields restores what it had noted. | [`passes_that_yield_are_completed_later`]; the backoff of released CPUs is not visible from outside |
+//! | 3. CPUs that were just assigned are exempt from drift until the next full scan. | `runtime_requests::cpus_just_assigned_are_exempt_from_drift`, `drift::drift_is_counted_once_and_repaired`, [`turns_that_yield_are_completed_later`] |
+//! | 3. A turn that yields restores what it had noted. | [`turns_that_yield_are_completed_later`]; the backoff of released CPUs is not visible from outside |
 //! | 4. The deadline is three quarters of the runtime's limit, and time in the queue counts. | [`time_in_the_queue_counts_against_the_deadline`], `nri::scenarios::after_a_timeout_the_plugin_chooses_the_answer` |
 //! | 4. A request whose time is over is not carried out. | [`a_request_whose_time_is_over_is_not_carried_out`], `agent::event_queue::a_request_whose_time_is_over_is_not_urgent` |
 //! | 4. Handlers stay in order. | `nri::scenarios::calls_are_answered_in_their_order`, [`a_late_stop_or_remove_updates_the_pods`], `agent::runtime::plugin_handler::a_late_end_is_reported_before_a_newer_creation` |
@@ -24,13 +24,13 @@
 //! | 5. A `required` container is refused. | [`an_unanswered_request_of_a_required_pod_is_refused`], [`a_required_container_without_cpus_is_refused`], `create_answers::answers_to_creations_are_as_recorded`, `runtime::pinned::a_required_pod_without_cpus_is_refused_with_the_reason` |
 //! | 6. NRI serves only after the first snapshot. | [`nri_is_served_after_the_first_snapshot`] |
 //! | 6. Synchronize changes nothing. | [`synchronize_changes_nothing`], `runtime::pinned::restarts_of_the_agent_and_the_runtime_move_nothing` |
-//! | 6. Nothing is decided before the pods are synced or the wait has ended. | [`no_pass_decides_before_the_pods_are_synced`], `serving::is_not_ready_before_it_has_read_the_manifests`, `agent::schedule::no_pass_runs_before_the_pods_are_synced` |
+//! | 6. Nothing is decided before the pods are synced or the wait has ended. | [`no_turn_decides_before_the_pods_are_synced`], `serving::is_not_ready_before_it_has_read_the_manifests`, `agent::schedule::no_turn_runs_before_the_pods_are_synced` |
 //! | 7. Workqueues leave, two seconds pass, then the partition is isolated. | [`a_partition_is_isolated_two_seconds_after_workqueues_left`]*, `partition::isolated`*, `agent::isolation_gate` |
 //! | 7. The same holds in a pod's scope. | [`a_started_container_is_isolated_two_seconds_after_workqueues_left`]* |
 //! | 8. One D-Bus write may wait 500 ms, and StartContainer uses that path. | [`a_start_waits_for_systemd_to_write_the_cpus`]*, [`a_start_waits_half_a_second_for_each_write_of_systemd_at_most`]*, `host::cgroup::systemd` |
-//! | 9. A failed pass keeps the last snapshot with its error. | [`a_failed_pass_keeps_the_last_snapshot_with_its_error`] |
-//! | 9. Passes that fail again and again make the agent unready, and are counted. | [`passes_that_fail_again_and_again_are_named_and_counted`] |
-//! | 9. A failed pass drops the cached state. | [`a_failed_pass_drops_the_cached_state`] |
+//! | 9. A failed turn keeps the last snapshot with its error. | [`a_failed_turn_keeps_the_last_snapshot_with_its_error`] |
+//! | 9. Turns that fail again and again make the agent unready, and are counted. | [`turns_that_fail_again_and_again_are_named_and_counted`] |
+//! | 9. A failed turn drops the cached state. | [`a_failed_turn_drops_the_cached_state`] |
 //! | 9. A CPU counts as lost after 900 ms only. | [`a_missing_cpu_counts_as_lost_after_900_ms`]* |
 //! | 10. At shutdown every request that was read is answered. | `runtime_requests::shutdown_answers_every_request_that_was_read`, `nri::scenarios::received_requests_are_answered_after_stop` |
 //! | 10. Assignments stay. | `restart::a_restart_moves_no_container`, `runtime_requests::shutdown_answers_every_request_that_was_read` |
@@ -170,8 +170,8 @@ fn end(tree: &mut Tree<'_>, runtime: &mut Runtime, description: &EventMessage) {
     tree.remove(&pod_of(description));
 }
 
-/// The number of reconcile passes for a reason.
-fn passes(agent: &Agent, reason: &str) -> f64 {
+/// The number of turns of the reconciler for a reason.
+fn turns(agent: &Agent, reason: &str) -> f64 {
     let labels = [("trigger", reason)];
     agent
         .metric("pinfold_reconcile_total", &labels)
@@ -251,7 +251,7 @@ fn a_recreated_pod_cgroup_gets_its_own_record() {
     assert_eq!(recorded(&kernel, &pod), kernel.last());
     wait_for_rest(&agent);
     let cpus = kernel.written(&pod);
-    // The reconciler hangs. The request therefore comes before the pass for the new cgroup.
+    // The reconciler hangs. The request therefore comes before the turn for the new cgroup.
     let pipe = root.hang();
     tree.remove(&pod);
     tree.make(&pod);
@@ -528,10 +528,10 @@ fn a_refused_partition_waits_for_the_timer() {
     // The CPUs are free now, so a new attempt would succeed. Passes for other reasons make no attempt.
     drop(foreign);
     for number in 0..3 {
-        let earlier_passes = passes(&agent, "cgroups");
+        let earlier_turns = turns(&agent, "cgroups");
         tree.pod("besteffort", &format!("more-{number}"));
-        agent.eventually("a pass has run", |_| {
-            passes(&agent, "cgroups") > earlier_passes
+        agent.eventually("a turn has run", |_| {
+            turns(&agent, "cgroups") > earlier_turns
         });
     }
     assert_eq!(kernel.partition(&main), "member", "{}", agent.log());
@@ -539,10 +539,10 @@ fn a_refused_partition_waits_for_the_timer() {
 }
 
 #[test]
-fn passes_that_yield_are_completed_later() {
+fn turns_that_yield_are_completed_later() {
     let Some(kernel) = kernel_tests() else { return };
     let mut tree = kernel.tree();
-    // Enough cgroups for passes of several milliseconds.
+    // Enough cgroups for turns of several milliseconds.
     let others: Vec<String> = (0..200)
         .map(|number| {
             let pod = tree.pod("besteffort", &format!("other-{number}"));
@@ -562,7 +562,7 @@ fn passes_that_yield_are_completed_later() {
         let worker = event_message(&tree, life, 1);
         runtime.change(RUN_POD_SANDBOX, &worker);
         assert_eq!(runtime.create(&worker).cpus, Some(kernel.last()), "{life}");
-        // Each request interrupts the pass that takes the CPU from the shared containers.
+        // Each request interrupts the turn that takes the CPU from the shared containers.
         for number in 0..25 {
             std::thread::sleep(Duration::from_millis(6));
             let web = event_message(&tree, &format!("web-{life}-{number}"), 0);
@@ -640,11 +640,11 @@ fn a_request_whose_time_is_over_is_not_carried_out() {
     tree.start(&path(&worker));
     runtime.change(START_CONTAINER, &worker);
     drop(pipe);
-    let status = agent.eventually("a pass pins the container", |status| {
+    let status = agent.eventually("a turn pins the container", |status| {
         in_force(status, "worker") && kernel.effective(&path(&worker)) == kernel.last()
     });
-    // Nobody waits for these passes any more.
-    let carried_out = ["create", "start_container"].map(|request| passes(&agent, request));
+    // Nobody waits for these turns any more.
+    let carried_out = ["create", "start_container"].map(|request| turns(&agent, request));
     assert_eq!(carried_out, [0.0, 0.0], "{}", agent.log());
     // The program began before it was pinned.
     let unpinned = &container(&status, "worker", "main").unwrap()["unpinnedSeconds"];
@@ -823,7 +823,7 @@ fn synchronize_changes_nothing() {
         existing.containers.extend(description.container.clone());
     }
     let [worker, web] = &all;
-    // The worker runs without exclusive CPUs. The answer leaves the worker unchanged; a pass pins the worker afterwards.
+    // The worker runs without exclusive CPUs. The answer leaves the worker unchanged; a turn pins the worker afterwards.
     let answer = runtime.synchronize(&agent, 20_000, &existing);
     assert_eq!(answer, Changed::default());
     agent.eventually("the worker is pinned", |_| {
@@ -832,18 +832,18 @@ fn synchronize_changes_nothing() {
     });
     wait_for_rest(&agent);
     let now = || (state(&kernel, &[worker, web]), steps(&agent, &[]));
-    let (before, seen) = (now(), passes(&agent, "runtime"));
+    let (before, seen) = (now(), turns(&agent, "runtime"));
     let answer = runtime.synchronize(&agent, 20_000, &existing);
     assert_eq!(answer, Changed::default());
-    agent.eventually("a pass has read the list", |_| {
-        passes(&agent, "runtime") > seen
+    agent.eventually("a turn has read the list", |_| {
+        turns(&agent, "runtime") > seen
     });
     assert_eq!(now(), before);
     agent.stop();
 }
 
 #[test]
-fn no_pass_decides_before_the_pods_are_synced() {
+fn no_turn_decides_before_the_pods_are_synced() {
     let Some(kernel) = kernel_tests() else { return };
     let mut tree = kernel.tree();
     let cluster = Cluster::new();
@@ -856,7 +856,7 @@ fn no_pass_decides_before_the_pods_are_synced() {
     let pid = tree.start(&main);
     let begun = Instant::now();
     let agent = cluster.settings(&tree, &kernel).start_early();
-    // New cgroups and the timer are triggers of passes. The wait for the API server takes three seconds.
+    // New cgroups and the timer are triggers of turns. The wait for the API server takes three seconds.
     for number in 0.. {
         tree.pod("besteffort", &format!("more-{number}"));
         std::thread::sleep(Duration::from_millis(100));
@@ -868,7 +868,7 @@ fn no_pass_decides_before_the_pods_are_synced() {
         assert_eq!(allowed(pid), kernel.online);
         assert_eq!(recorded(&kernel, &cgroup), CpuSet::new());
     }
-    // The wait ends without a list: the first pass relies on the kernel's records.
+    // The wait ends without a list: the first turn relies on the kernel's records.
     let status = agent.eventually("the wait has ended", |_| true);
     assert!(begun.elapsed() > Duration::from_millis(2500));
     assert_eq!(status["containers"], Value::Array(Vec::new()));
@@ -1022,7 +1022,7 @@ impl StartInSlice {
         connect(&mut runtime, &agent);
         runtime.change(RUN_POD_SANDBOX, &worker);
         let own = runtime.create(&worker).cpus.unwrap();
-        // The reconciler hangs. The request therefore comes before the pass for the new cgroup.
+        // The reconciler hangs. The request therefore comes before the turn for the new cgroup.
         let pipe = root.hang();
         kernel.cgroups.create(&scope).unwrap();
         let call = runtime.begin("StateChange", state_change(START_CONTAINER, &worker));
@@ -1074,7 +1074,7 @@ fn a_start_waits_for_systemd_to_write_the_cpus() {
 fn a_start_waits_half_a_second_for_each_write_of_systemd_at_most() {
     let Some(kernel) = v2_tests() else { return };
     let start = StartInSlice::run(&kernel, None);
-    // The container's program begins all the same, and the next pass tries again.
+    // The container's program begins all the same, and the next turn tries again.
     assert_ne!(start.effective, start.own);
     let half_seconds = u32::try_from(start.all_calls).unwrap();
     let limit = Duration::from_millis(500) * half_seconds;
@@ -1093,11 +1093,11 @@ fn a_start_waits_half_a_second_for_each_write_of_systemd_at_most() {
     );
 }
 
-// Property 9: failed passes and lost CPUs.
+// Property 9: failed turns and lost CPUs.
 
 /// Folders in place of the cgroup hierarchies' top folders, with links to the real cgroups. A second pods' tree in these
-/// folders has a pod whose CPUs are in a file of the test. A file without a CPU set makes every pass fail. No change of the
-/// file triggers a pass.
+/// folders has a pod whose CPUs are in a file of the test. A file without a CPU set makes every turn fail. No change of the
+/// file triggers a turn.
 struct FailingTree {
     folder: tempfile::TempDir,
     /// The folder of the pod that can't be read.
@@ -1162,7 +1162,7 @@ impl FailingTree {
     }
 }
 
-/// The part of a status that only a pass changes.
+/// The part of a status that only a turn changes.
 fn decided(status: &Value) -> Vec<Value> {
     let of_node = ["exclusive", "shared", "unknownOwners", "drift"].map(|field| &status[field]);
     let containers = status["containers"].as_array().unwrap().iter();
@@ -1178,14 +1178,14 @@ fn decided(status: &Value) -> Vec<Value> {
     of_node.into_iter().chain(of_containers).cloned().collect()
 }
 
-/// Whether the last pass has failed, by the errors of the status.
+/// Whether the last turn has failed, by the errors of the status.
 fn has_failed(status: &Value) -> bool {
     let errors = status["errors"].to_string();
-    errors.contains("the last reconcile pass failed") && errors.contains(FailingTree::TREE)
+    errors.contains("the last turn of the reconciler failed") && errors.contains(FailingTree::TREE)
 }
 
 #[test]
-fn a_failed_pass_keeps_the_last_snapshot_with_its_error() {
+fn a_failed_turn_keeps_the_last_snapshot_with_its_error() {
     let Some(kernel) = kernel_tests() else { return };
     let mut tree = kernel.tree();
     let failing = FailingTree::new(&kernel);
@@ -1204,29 +1204,29 @@ fn a_failed_pass_keeps_the_last_snapshot_with_its_error() {
     agent.eventually("the worker is pinned", |status| {
         in_force(status, "worker-0") && kernel.effective(&web) == kernel.all_but_one()
     });
-    let timer = passes(&agent, "timer");
-    agent.eventually("a pass by the timer", |_| passes(&agent, "timer") > timer);
+    let timer = turns(&agent, "timer");
+    agent.eventually("a turn by the timer", |_| turns(&agent, "timer") > timer);
     let before = agent.status().unwrap();
 
     failing.set_fails(true);
     let status = agent.eventually("the failure is reported", has_failed);
     assert_eq!(decided(&status), decided(&before));
-    // The error remains the only error, however many passes fail.
-    let timer = passes(&agent, "timer");
-    let status = agent.eventually("more passes have failed", |status| {
-        passes(&agent, "timer") >= timer + 2.0 && has_failed(status)
+    // The error remains the only error, however many turns fail.
+    let timer = turns(&agent, "timer");
+    let status = agent.eventually("more turns have failed", |status| {
+        turns(&agent, "timer") >= timer + 2.0 && has_failed(status)
     });
     assert_eq!(status["errors"].as_array().unwrap().len(), 1, "{status:#}");
     assert_eq!(allowed(pid), kernel.last());
 
     failing.set_fails(false);
-    let status = agent.eventually("passes succeed", |status| !has_failed(status));
+    let status = agent.eventually("turns succeed", |status| !has_failed(status));
     assert_eq!(decided(&status), decided(&before));
     agent.stop();
 }
 
 #[test]
-fn passes_that_fail_again_and_again_are_named_and_counted() {
+fn turns_that_fail_again_and_again_are_named_and_counted() {
     let Some(kernel) = kernel_tests() else { return };
     let tree = kernel.tree();
     let failing = FailingTree::new(&kernel);
@@ -1238,7 +1238,7 @@ fn passes_that_fail_again_and_again_are_named_and_counted() {
     assert_eq!(failures(), Some(0.0));
     assert_eq!(agent.get("/readyz").status, 200);
     failing.set_fails(true);
-    agent.eventually("three passes have failed", |_| failures() >= Some(3.0));
+    agent.eventually("three turns have failed", |_| failures() >= Some(3.0));
     let status = agent.eventually("the status has the number of failures", |status| {
         status["errors"].to_string().contains("failed in a row")
     });
@@ -1246,7 +1246,9 @@ fn passes_that_fail_again_and_again_are_named_and_counted() {
     let readiness = agent.get("/readyz");
     assert_eq!(readiness.status, 503, "{}", readiness.body);
     assert!(
-        readiness.body.contains("reconcile passes failed in a row"),
+        readiness
+            .body
+            .contains("turns of the reconciler failed in a row"),
         "{}",
         readiness.body
     );
@@ -1258,7 +1260,7 @@ fn passes_that_fail_again_and_again_are_named_and_counted() {
     // A restart mends nothing.
     assert_eq!(agent.get("/healthz").status, 200);
     failing.set_fails(false);
-    agent.eventually("a pass succeeds", |status| !has_failed(status));
+    agent.eventually("a turn succeeds", |status| !has_failed(status));
     assert_eq!(agent.get("/readyz").status, 200);
     let counted = failures();
     wait_for_rest(&agent);

@@ -388,7 +388,7 @@ fn system_pods_in_a_group_of_their_own_leave_exclusive_cpus() {
     let main = tree.container(&pod, "main1");
     let pid = tree.start(&main);
     agent.eventually("the worker is pinned", |_| allowed(pid) == kernel.last());
-    // No timer pass helps: the agent watches the new cgroups.
+    // No timer turn helps: the agent watches the new cgroups.
     for (class, uid) in [
         ("system", "a"),
         ("system/burstable", "b"),

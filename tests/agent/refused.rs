@@ -8,23 +8,23 @@ use pinfold::host::cgroup::CgroupVersion;
 use crate::agent::{Agent, Manifests, Settings, best_effort, in_force, worker_with};
 use crate::kernel::{Kernel, Tree, allowed, kernel_tests};
 
-/// The agent's passes so far, for whatever reason.
-fn passes(agent: &Agent) -> f64 {
+/// The agent's turns so far, for whatever reason.
+fn turns(agent: &Agent) -> f64 {
     agent.metric("pinfold_reconcile_total", &[]).unwrap()
 }
 
-/// Waits until no pass ran for half a second, and fails after a while.
+/// Waits until no turn ran for half a second, and fails after a while.
 fn at_rest(agent: &Agent) {
     let deadline = Instant::now() + crate::agent::patience();
     loop {
-        let before = passes(agent);
+        let before = turns(agent);
         std::thread::sleep(Duration::from_millis(500));
-        if passes(agent) == before {
+        if turns(agent) == before {
             return;
         }
         assert!(
             Instant::now() < deadline,
-            "passes follow each other without end: {before} so far\n{}",
+            "turns follow each other without end: {before} so far\n{}",
             agent.log()
         );
     }
@@ -74,13 +74,13 @@ fn a_write_that_fails_waits_until_something_in_its_way_has_changed() {
     let mut tree = kernel.tree_named("kubepods", &["burstable"]);
     let class = format!("{}/burstable", tree.path);
     let pods = manifests();
-    // With this interval no timer pass can help.
+    // With this interval no timer turn can help.
     let settings = Settings::new(&tree.path, &pods, &kernel.all_but_one())
         .with(&["--reconcile-interval", "3600s"]);
     let agent = settings.start();
     let worker = pinned_worker(&kernel, &mut tree, &agent, "burstable");
     at_rest(&agent);
-    let before = passes(&agent);
+    let before = turns(&agent);
 
     confine(&kernel, &[&class], &agent, &worker);
     // On v2 a set may lie outside the set above, so no write is refused there.
@@ -91,8 +91,8 @@ fn a_write_that_fails_waits_until_something_in_its_way_has_changed() {
         });
     }
     at_rest(&agent);
-    let tried = passes(&agent) - before;
-    assert!(tried <= 20.0, "{tried} passes\n{}", agent.log());
+    let tried = turns(&agent) - before;
+    assert!(tried <= 20.0, "{tried} turns\n{}", agent.log());
     // No line of the log comes twice, without the time in front of it.
     let log = agent.log();
     let mut errors: Vec<&str> = log
@@ -136,9 +136,9 @@ fn foreign_writes_beside_each_other_are_repaired_at_once() {
             && allowed(worker.pid) == kernel.last()
             && allowed(web_pid) == kernel.all_but_one()
     });
-    let before = passes(&agent);
+    let before = turns(&agent);
     std::thread::sleep(Duration::from_secs(3));
-    let more = passes(&agent) - before;
-    assert!(more <= 12.0, "{more} passes in 3 s\n{}", agent.log());
+    let more = turns(&agent) - before;
+    assert!(more <= 12.0, "{more} turns in 3 s\n{}", agent.log());
     agent.stop();
 }

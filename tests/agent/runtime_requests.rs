@@ -331,7 +331,7 @@ pub(crate) fn path(description: &EventMessage) -> String {
         .to_owned()
 }
 
-/// Waits until no pass has run for 400 ms. Four equal counts in sequence show that the machine did not stand still meanwhile.
+/// Waits until no turn has run for 400 ms. Four equal counts in sequence show that the machine did not stand still meanwhile.
 pub(crate) fn wait_for_rest(agent: &Agent) {
     let pass_count = || agent.metric("pinfold_reconcile_total", &[]);
     let deadline = Instant::now() + patience();
@@ -339,7 +339,7 @@ pub(crate) fn wait_for_rest(agent: &Agent) {
     while same < 4 || since.elapsed() < Duration::from_millis(400) {
         assert!(
             Instant::now() < deadline,
-            "the passes do not end: {}",
+            "the turns do not end: {}",
             agent.log()
         );
         std::thread::sleep(Duration::from_millis(20));
@@ -417,7 +417,7 @@ fn creations_in_sequence_get_disjoint_cpus() {
             .unwrap()
             .contains("too few free CPUs")
     );
-    // The next container gets the freed CPUs at once, although no pass ran since.
+    // The next container gets the freed CPUs at once, although no turn ran since.
     let gone = &messages[0];
     runtime.call("StopContainer", gone.encode_to_vec()).unwrap();
     tree.remove(&path(gone));
@@ -665,7 +665,7 @@ fn an_update_gets_cpus_only_where_the_runtime_has_a_set_of_pinfolds() {
         tree.start(&path(message));
         runtime.change(6, message);
     }
-    // The pass after the start reports the known state of a container.
+    // The turn after the start reports the known state of a container.
     agent.eventually("both run", |status| {
         let runs = |pod: &str| {
             container(status, pod, "main").is_some_and(|container| container["running"] == true)
@@ -1009,7 +1009,7 @@ fn containers_that_start_while_no_agent_answers_are_counted_and_reported() {
     assert_eq!(kernel.effective(&path(&web)), kernel.all_but_one());
     assert!(errors(&status).contains("web: container main on CPU"));
     two_reconciles(&agent);
-    // Each is counted once, and stays reported. The container `second` ran on the owner's CPU if the first pass came before the list.
+    // Each is counted once, and stays reported. The container `second` ran on the owner's CPU if the first turn came before the list.
     let [intruders, required] = counts(&agent).map(Option::unwrap);
     assert!((1.0..=2.0).contains(&intruders) && required == 1.0);
     assert!(

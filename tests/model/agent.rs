@@ -1,4 +1,4 @@
-//! The world that the agent works on, the plan that a pass must carry out, and the steps by the rules of `src/pin/apply.rs`,
+//! The world that the agent works on, the plan that a turn must carry out, and the steps by the rules of `src/pin/apply.rs`,
 //! which writes to a real kernel and cannot run in a test.
 
 use std::cell::RefCell;
@@ -81,7 +81,7 @@ pub(crate) struct World {
     pub(crate) enforcement: ModelEnforcement,
     /// Whether two cores are reserved instead of one.
     pub(crate) wide: bool,
-    /// Cgroups whose partition the kernel refused since the last timer pass.
+    /// Cgroups whose partition the kernel refused since the last timer turn.
     pub(crate) refused: BTreeSet<usize>,
     /// Whether a foreign program has brought the kernel to a state that may lose CPUs.
     pub(crate) endangered: bool,
@@ -105,9 +105,9 @@ pub(crate) struct Setup {
     pub(crate) shapes: Vec<Shape>,
     /// The change of a plan before the plan is carried out; a mutant of the planner changes the steps.
     pub(crate) mutate: fn(Vec<Step>) -> Vec<Step>,
-    /// A mistake of the node that passes work on.
+    /// A mistake of the node that turns work on.
     pub(crate) flaw: Option<Flaw>,
-    /// The pods in the observed state of the last node pass, for a flaw.
+    /// The pods in the observed state of the last node turn, for a flaw.
     pub(crate) earlier: RefCell<BTreeMap<String, PodCgroup>>,
     machines: RefCell<BTreeMap<Cpus, Rc<(Topology, Placer)>>>,
 }
@@ -311,7 +311,7 @@ impl Setup {
         self.plan_with(world, &self.store(world), &PendingAssignments::default())
     }
 
-    /// The plan of a node pass with the given pods, composed of the parts that a pass uses.
+    /// The plan of a node turn with the given pods, composed of the parts that a turn uses.
     pub(crate) fn plan_with(
         &self,
         world: &World,

@@ -22,7 +22,7 @@ use super::node::{Orders, Turn};
 pub(crate) enum Move {
     /// Something happens while the agent waits.
     Happen(Event),
-    /// A timer pass: the agent observes, decides, and carries the plan out.
+    /// A timer turn: the agent observes, decides, and carries the plan out.
     Reconcile,
     /// The same on account of a changed cgroup: what was refused is not tried again.
     Wake,
@@ -444,7 +444,7 @@ pub(crate) struct Watch {
     /// Containers that nobody has named, with their pod. Two of them may run on the same CPUs of the pod: the agent does not
     /// know which of them is an owner, and leaves both where they are.
     unnamed: BTreeMap<usize, usize>,
-    /// Cgroups, as bits, whose program has not begun. A pod pass may ignore the cgroups: their start moves them off.
+    /// Cgroups, as bits, whose program has not begun. A pod turn may ignore the cgroups: their start moves them off.
     pub(crate) waiting: u32,
 }
 

@@ -1,4 +1,4 @@
-//! The node under the agent's real reconcile pass. The node reads and writes a world, and checks each step against the
+//! The node under the agent's real turn of the reconciler. The node reads and writes a world, and checks each step against the
 //! rules.
 
 use std::cell::RefCell;
@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use pinfold::agent::kernel::Kernel;
 use pinfold::agent::turn::{self, NeedsAllPods, TurnContext, TurnEnd, TurnResult};
-use pinfold::agent::world::{Heartbeat, PodStore, World as AgentWorld};
+use pinfold::agent::world::{CgroupChanges, Heartbeat, PodStore, World as AgentWorld};
 use pinfold::cpu::{CpuSet, Placer, Topology};
 use pinfold::host::cgroup::{CgroupError, Cpuset, PodCgroup, PodSurroundings};
 use pinfold::metrics::AgentMetrics;
@@ -27,20 +27,20 @@ use super::machine::{Broken, Watch, excused, list, moment};
 pub(crate) enum Flaw {
     /// CreateContainer writes no record, and answers as if the record existed.
     NoRecord,
-    /// A node pass that yields does not note its writes to shared containers.
+    /// A node turn that yields does not note its writes to shared containers.
     UnnotedShares,
-    /// A node pass that yields does not read the written owners again.
+    /// A node turn that yields does not read the written owners again.
     StaleOwners,
 }
 
-/// The events during a pass.
+/// The events during a turn.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Orders {
     /// The agent is killed after this many steps.
     pub(crate) most: usize,
     /// An event, and the number of steps before the event.
     pub(crate) interruption: Option<(usize, Event)>,
-    /// Whether something has happened since the pass read the node. Steps may then fail.
+    /// Whether something has happened since the turn read the node. Steps may then fail.
     pub(crate) stale: bool,
     /// Cgroups, as bits, whose program has not begun.
     pub(crate) waiting: u32,
@@ -77,28 +77,28 @@ pub(crate) struct Ran {
     pub(crate) is_cut: bool,
 }
 
-/// A pass in progress.
+/// A turn in progress.
 struct Run<'a> {
     world: &'a mut World,
     planned: Option<&'a Planned>,
     orders: Orders,
     /// Whether the steps must equal the steps of `planned`.
     compares: bool,
-    /// The number of steps that the pass has planned.
+    /// The number of steps that the turn has planned.
     steps: usize,
     /// The number of steps carried out.
     done: usize,
     /// Whether the agent was killed before the last step.
     is_cut: bool,
     interrupted: bool,
-    /// Whether the pass has noted sets from before CPUs went offline. It then knows more than the plan to compare with.
+    /// Whether the turn has noted sets from before CPUs went offline. It then knows more than the plan to compare with.
     has_noted: bool,
     broken: Option<Broken>,
-    /// The pod of a pod pass.
+    /// The pod of a pod turn.
     pod: Option<String>,
 }
 
-/// The node of a pass.
+/// The node of a turn.
 pub(crate) struct ModelNode<'a> {
     setup: &'a Setup,
     machine: Rc<(Topology, Placer)>,
@@ -113,7 +113,7 @@ pub(crate) struct ModelNode<'a> {
 }
 
 thread_local! {
-    /// The metrics that a pass counts into. No test reads the values.
+    /// The metrics that a turn counts into. No test reads the values.
     static METRICS: AgentMetrics = AgentMetrics::new().unwrap();
 }
 
@@ -235,7 +235,7 @@ impl<'a> Run<'a> {
         };
         if self.compares && !self.has_noted && steps != planned.steps {
             let planned = list(&planned.steps);
-            self.broken = Some(format!("the pass plans\n{all}\n  instead of\n{planned}"));
+            self.broken = Some(format!("the turn plans\n{all}\n  instead of\n{planned}"));
             return Vec::new();
         }
         let mut watch = Watch::new(self.world, planned);
@@ -270,7 +270,7 @@ impl<'a> Run<'a> {
         done
     }
 
-    /// Writes the notes with which a pass begins.
+    /// Writes the notes with which a turn begins.
     fn note(&mut self, notes: Vec<Step>) -> Vec<AppliedStep> {
         self.has_noted = true;
         let mut held = Held::default();
@@ -294,7 +294,7 @@ impl<'a> Run<'a> {
         if self.interrupted && world.endangered {
             world.forfeited |= world.kernel.lost & !lost;
         }
-        // A pod pass knows the other pods' containers from an earlier pass. Such a container may have ended.
+        // A pod turn knows the other pods' containers from an earlier turn. Such a container may have ended.
         let has_ended = outcome == Outcome::Gone
             && (self.pod.as_ref()).is_some_and(|pod| uid_of(node_of(step.path())) != *pod);
         let is_done = outcome == Outcome::Done || has_ended;
@@ -480,6 +480,11 @@ impl Kernel for ModelNode<'_> {
 
     fn exists(&self, path: &str) -> bool {
         self.run.borrow().world.kernel.get(node_of(path)).is_some()
+    }
+
+    /// The tests name changes themselves.
+    fn changes(&self) -> CgroupChanges {
+        CgroupChanges::default()
     }
 
     fn workqueue_cpus(&self) -> Option<CpuSet> {

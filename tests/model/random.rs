@@ -24,7 +24,7 @@ enum Choice {
     Interrupt(u8, u16),
     /// The agent is killed after this number of steps for a request.
     KillIn(u8, u16),
-    /// A node pass yields to a request.
+    /// A node turn yields to a request.
     Yield(u8, u16),
     /// A pod's sandbox runs before the API server describes the pod.
     Early(u16),

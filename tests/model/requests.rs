@@ -1,4 +1,4 @@
-//! An agent whose state lives from pass to pass, and a container runtime that waits for answers.
+//! An agent whose state lives from turn to turn, and a container runtime that waits for answers.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
@@ -53,15 +53,15 @@ pub(crate) enum Act {
     End(usize, usize),
     /// The kubelet removes an ended container.
     Remove(usize, usize),
-    /// A node pass of the timer.
+    /// A node turn of the timer.
     Reconcile,
-    /// A node pass for another reason.
+    /// A node turn for another reason.
     Wake,
-    /// The agent is killed after so many steps of a node pass, and starts again.
+    /// The agent is killed after so many steps of a node turn, and starts again.
     Kill(usize),
-    /// A node pass yields where it asks the n-th time for waiting requests. A second node pass follows the request.
+    /// A node turn yields where it asks the n-th time for waiting requests. A second node turn follows the request.
     Yield(usize, Request),
-    /// The same, and the second node pass comes later.
+    /// The same, and the second node turn comes later.
     YieldOnly(usize, Request),
 }
 
@@ -110,17 +110,17 @@ pub(crate) struct Agent<'a> {
     ended: BTreeMap<(usize, usize), bool>,
     /// The next incarnation of each container.
     next: BTreeMap<(usize, usize), usize>,
-    /// Whether a foreign program has changed the node since the last node pass.
+    /// Whether a foreign program has changed the node since the last node turn.
     is_disturbed: bool,
     /// Whether an event has happened that can lead to drift later on: a foreign write, a change of the CPUs or of the
     /// configuration.
     may_drift: bool,
-    /// Whether the agent was killed since the last node pass.
+    /// Whether the agent was killed since the last node turn.
     was_killed: bool,
     /// The pods whose entitlement has changed.
     resized: BTreeSet<usize>,
     list: ApiList,
-    /// The number of requests served by a pod pass alone, and by node passes.
+    /// The number of requests served by a pod turn alone, and by node turns.
     pub(crate) served: [usize; 2],
 }
 
@@ -411,7 +411,7 @@ impl<'a> Agent<'a> {
                 self.world.refused.clear();
                 self.ended.clear();
                 self.state = self.setup.state(self.store_without_list());
-                // The runtime lists its pods after the first pass.
+                // The runtime lists its pods after the first turn.
                 self.turn_of_all(&mut || false, &mut usize::MAX.to_owned())?;
                 let all = self.all_of_runtime();
                 self.state.take_runtime(all);
@@ -989,7 +989,7 @@ impl<'a> Agent<'a> {
             .check_settled_with(&self.world, &|world| self.store(world))
     }
 
-    /// The running agent repairs the remaining differences within two node passes.
+    /// The running agent repairs the remaining differences within two node turns.
     pub(crate) fn settle(&mut self) -> Result<(), Broken> {
         let mut blocked = false;
         for _ in 0..4 {
@@ -1003,7 +1003,7 @@ impl<'a> Agent<'a> {
         }
         if !planned.steps.is_empty() {
             let steps = super::machine::list(&planned.steps);
-            return Err(format!("after four passes the agent still plans\n{steps}"));
+            return Err(format!("after four turns the agent still plans\n{steps}"));
         }
         self.setup.settled(&self.world, &planned)
     }

@@ -1,5 +1,5 @@
 //! Histories of an agent that lives on and of a runtime that waits for answers: all short histories, and some histories in
-//! which the agent is killed or a node pass yields at every point.
+//! which the agent is killed or a node turn yields at every point.
 
 use super::agent::{ModelEnforcement, Setup, Shape, World};
 use super::events::{Event, Menu};
@@ -47,7 +47,7 @@ fn every(setup: &Setup, start: &[Act], menu: Menu, length: usize) -> usize {
     count
 }
 
-/// Histories that end where a request and a node pass may meet: the start, and the requests then.
+/// Histories that end where a request and a node turn may meet: the start, and the requests then.
 fn histories() -> Vec<(Vec<Act>, Vec<Request>)> {
     let one = and(begin([Run(0)]), runs(0, 0));
     let both = and(one.clone(), [Run(1)].into_iter().chain(runs(1, 0)));
@@ -61,7 +61,7 @@ fn histories() -> Vec<(Vec<Act>, Vec<Request>)> {
             and(shared(begin([Run(0)])), [Ask(Create(0, 0)), Appear(0, 0)]),
             vec![Start(0, 0)],
         ),
-        // No request arrived for the first pod: a node pass assigns the CPUs.
+        // No request arrived for the first pod: a node turn assigns the CPUs.
         (
             and(begin([Run(0), Run(1)]), [Unheard(0, 0), Appear(0, 0)]),
             vec![Create(1, 0), Start(0, 0)],
@@ -145,9 +145,9 @@ fn every_short_history_of_init_containers_beside_a_sidecar() {
     println!("{count} histories");
 }
 
-/// On a node with too few CPUs, a pod pass answers some creations without CPUs. The next node passes find no CPUs either.
+/// On a node with too few CPUs, a pod turn answers some creations without CPUs. The next node turns find no CPUs either.
 #[test]
-fn a_creation_that_lacks_cpus_needs_no_node_pass_if_none_are_free() {
+fn a_creation_that_lacks_cpus_needs_no_node_turn_if_none_are_free() {
     let mut count = 0;
     for kind in KINDS {
         let shapes = [Shape::One(2), Shape::One(2), Shape::One(1)];
@@ -171,7 +171,7 @@ fn a_creation_that_lacks_cpus_needs_no_node_pass_if_none_are_free() {
     assert!(count > 100, "{count}");
 }
 
-/// Whether a creation lacks CPUs after a pod pass. Fails if the next node passes find CPUs for the container.
+/// Whether a creation lacks CPUs after a pod turn. Fails if the next node turns find CPUs for the container.
 fn lacks_in_the_end(setup: &Setup, acts: &[Act], request: Request) -> bool {
     let Create(pod, container) = request else {
         return false;
@@ -224,7 +224,7 @@ fn a_creation_that_fails_frees_the_cpus() {
 }
 
 #[test]
-fn a_node_pass_yields_at_every_point() {
+fn a_node_turn_yields_at_every_point() {
     let mut count = 0;
     let mut served = [0; 2];
     for kind in KINDS {
@@ -257,7 +257,7 @@ fn a_node_pass_yields_at_every_point() {
             }
         }
     }
-    println!("{count} yields, requests served by pod and node passes: {served:?}");
+    println!("{count} yields, requests served by pod and node turns: {served:?}");
     assert!(
         count > 100 && served.iter().all(|served| *served > 5),
         "{count} {served:?}"
@@ -318,8 +318,8 @@ fn mutant_that_writes_no_record_at_a_creation() {
     }
 }
 
-/// A node pass assigns CPUs to a container made without a request, and yields after one of its steps. The mutant's creation
-/// then gets CPUs that the node pass has assigned.
+/// A node turn assigns CPUs to a container made without a request, and yields after one of its steps. The mutant's creation
+/// then gets CPUs that the node turn has assigned.
 #[test]
 fn mutant_that_does_not_read_written_owners_again() {
     let acts = begin([Run(0), Run(1), Reconcile]);
@@ -346,8 +346,8 @@ fn mutant_that_does_not_read_written_owners_again() {
     }
 }
 
-/// Two shared containers get the CPUs of an owner that has gone. The pass yields between the two containers, and a creation
-/// gets the CPUs. Returns the rule that breaks if the pass yields at the point `at`; `None` without the point.
+/// Two shared containers get the CPUs of an owner that has gone. The turn yields between the two containers, and a creation
+/// gets the CPUs. Returns the rule that breaks if the turn yields at the point `at`; `None` without the point.
 fn yields_while_shared_containers_widen(setup: &Setup, at: usize) -> Option<Result<(), String>> {
     let start = and(begin([Run(0)]), runs(0, 0));
     let shared = [1, 2].map(|pod| and(vec![Run(pod)], runs(pod, 0)));

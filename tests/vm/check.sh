@@ -53,17 +53,17 @@ status() {
     echo "${value%\"}"
 }
 
-# Prints the number of the agent's reconcile passes.
-passes() {
+# Prints the number of the agent's turns of the reconciler.
+turns() {
     http_get /metrics | awk '$1 ~ /^pinfold_reconcile_total/ { sum += $2 } END { print sum + 0 }'
 }
-has_made() { (($(passes) >= $1)); }
+has_made() { (($(turns) >= $1)); }
 
-# goes_on SECONDS: waits SECONDS, and until the agent has made two further passes, which a slow guest may delay.
+# goes_on SECONDS: waits SECONDS, and until the agent has made two further turns, which a slow guest may delay.
 goes_on() {
-    local end=$(($(passes) + 2))
+    local end=$(($(turns) + 2))
     sleep "$1"
-    within 120 "two further passes of the agent" has_made "$end"
+    within 120 "two further turns of the agent" has_made "$end"
 }
 
 # Prints the CPUs of a list, for example 0-2,5, one per line.

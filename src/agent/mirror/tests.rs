@@ -110,6 +110,11 @@ impl Kernel for FakeKernel {
         self.pods.borrow().contains_key(path)
     }
 
+    /// The tests name changes themselves.
+    fn changes(&self) -> CgroupChanges {
+        CgroupChanges::default()
+    }
+
     fn workqueue_cpus(&self) -> Option<CpuSet> {
         None
     }

@@ -6,7 +6,7 @@ use std::time::Duration;
 use tokio::sync::watch;
 use tokio::time::Instant;
 
-use crate::agent::cluster::ApiPods;
+use crate::agent::api::ApiPods;
 
 /// The longest wait of a CreateContainer request. The kubelet and the agent learn of a new pod at the same time. A busy machine
 /// may delay either process.

@@ -18,7 +18,7 @@ use std::sync::Arc;
 use tokio::sync::{mpsc, watch};
 use tokio_util::sync::CancellationToken;
 
-use super::cluster::ApiTasks;
+use super::api::ApiTasks;
 use super::config::{AutoSwitch, Runtime};
 use super::event::AgentEvent;
 use super::node::AgentNode;

@@ -8,7 +8,7 @@ use tokio::sync::{mpsc, oneshot, watch};
 
 use super::api_wait::ApiWait;
 use super::reduced::{INJECTED, annotation_values, reduced_container, reduced_pod};
-use crate::agent::cluster::{ApiPods, ClusterLink};
+use crate::agent::api::{ApiPods, ClusterLink};
 use crate::agent::event::{AgentEvent, CreateAnswer, RuntimePod, RuntimeUpdate};
 use crate::agent::gate;
 use crate::cluster::scenes;

@@ -121,6 +121,8 @@ fn run(
     if !applied.is_empty() {
         let steps = applied.iter().map(|done| &done.step);
         world.mirror.note_steps(steps, Instant::now());
+        // The reading below takes care of the events of these steps.
+        world.note_changes(&kernel.changes());
     }
     let seen = if is_complete {
         observe(world, kernel, &mut is_urgent, &mut errors)

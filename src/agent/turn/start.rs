@@ -79,6 +79,7 @@ pub fn start(
             .begin("read again the cgroups that were written");
         let steps = applied.iter().map(|done| &done.step);
         world.mirror.note_steps(steps, Instant::now());
+        world.note_changes(&kernel.changes());
         let is_there = world.read_pod(uid, kernel).map_err(|_| NeedsAllPods)?;
         if !is_there {
             return Err(NeedsAllPods);

@@ -16,7 +16,7 @@ use crate::experiment::report::{
     Diagram, ExperimentReport, RunReport, StepMetric, Subject, analyse, compare, markdown,
     pictures, seconds_of, time,
 };
-use crate::prometheus::{Prometheus, PrometheusAccess, RequestedRun, discover, gather};
+use crate::promql::{Prometheus, PrometheusAccess, RequestedRun, discover, gather};
 
 /// The default time range of a report.
 const LAST: &str = "1h";

@@ -196,7 +196,7 @@ fn file(version: CgroupVersion) -> &'static str {
 
 /// Reads the quota of the cgroup at `path`; `None` for a cgroup without a CPU controller.
 fn read(path: &Path, version: CgroupVersion) -> Result<Option<Quota>> {
-    // The crate `cgroups-rs` would need three times as many calls, for every cgroup in every reconcile pass.
+    // The crate `cgroups-rs` would need three times as many calls, for every cgroup in every turn of the reconciler.
     let read = |name: &str| {
         read_value_optional(&path.join(name)).map_err(|error| failed("read", path, error))
     };

@@ -325,7 +325,7 @@ impl<'a> PlacementPass<'a> {
             .unwrap_or_default()
     }
 
-    /// Why a pod gets its missing CPUs in a later pass only. Moves other containers if their CPUs
+    /// Why a pod gets its missing CPUs in a later turn only. Moves other containers if their CPUs
     /// are needed.
     fn wait_reason(&mut self, pod: &PodRequest<'_>, missing: &[(&str, usize)]) -> Option<&'a str> {
         let inputs: &'a DecisionInput<'a> = self.inputs;

@@ -217,7 +217,7 @@ fn a_claim_that_is_owed_no_more_is_dropped() {
     let pods = [shared, app("b", 10)];
     let decisions = decided(&pods, &ledger(&[("a", "main", "8-13")]));
     assert!(decisions.desired.assignment("a").is_empty());
-    // Pod `b` gets the CPUs only in the next pass, when no pod owns them.
+    // Pod `b` gets the CPUs only in the next turn, when no pod owns them.
     assert_eq!(cpus(&decisions), ["shared", "shared"]);
     assert_eq!(
         cpus(&decided(&pods, &Ledger::default()))[1]

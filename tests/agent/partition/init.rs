@@ -158,7 +158,7 @@ fn sidecar_keeps_its_cpus(kernel: &Kernel, main: &str, left: usize) {
         let (cpus, again) = pod.begin("side");
         let free = (!grows).then(|| own.clone());
         assert_eq!(cpus, free, "unless the init container still has them");
-        // A pass may have given the CPUs to the sidecar already.
+        // A turn may have given the CPUs to the sidecar already.
         let now = pod.partition(&init);
         assert!(now == "root" || grows && now == "member", "{now}");
         pod.start(&again);

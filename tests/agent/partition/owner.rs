@@ -151,9 +151,9 @@ fn foreign_writes_to_a_partition_have_no_effect() {
         assert!(kernel.write(&pair.main, "cpuset.cpus", list));
         assert!(pair.holds(&kernel), "after {list}");
     }
-    let passes = timer().unwrap_or(0.0);
+    let turns = timer().unwrap_or(0.0);
     pair.agent
-        .eventually("two reconciles", |_| timer().unwrap_or(0.0) >= passes + 2.0);
+        .eventually("two reconciles", |_| timer().unwrap_or(0.0) >= turns + 2.0);
     assert_eq!(steps(), before, "the agent repaired no file");
     pair.agent.stop();
 }
@@ -163,7 +163,7 @@ fn an_undone_partition_is_made_again_at_once() {
     let Some(kernel) = partition_tests() else {
         return;
     };
-    // With this interval no timer pass can help.
+    // With this interval no timer turn can help.
     let pair = Pair::new(&kernel, &["--reconcile-interval", "3600s"]);
     pair.settled(&kernel, "all is settled");
     let before = pair.drift("partition");

@@ -297,7 +297,7 @@ sandbox_gets_owned_cpus() {
             said+=$(status lost)
             sleep 0.3
         done
-        fact "lost CPUs in /status during the next passes" "" "$said"
+        fact "lost CPUs in /status during the next turns" "" "$said"
         within 30 "AllowedCPUs of the sandbox have no CPU of the owner" is_given_apart
         survives "daemon-reload after AllowedCPUs=$list on the sandbox" systemctl daemon-reload
         in_order || fact "the sandbox is off the owner's CPUs after daemon-reload" yes no
