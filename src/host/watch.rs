@@ -116,13 +116,12 @@ impl Watch {
         let inotify = Inotify::init().map_err(|error| limit_named(error, "instances"))?;
         let watches = inotify.watches();
         let descriptor = inotify.as_fd().try_clone_to_owned()?;
-        let readable = AsyncFd::register_with_interest(descriptor, Interest::READABLE)?;
         let mut watch = Self {
             root: root.to_owned(),
             depth,
             file,
             inotify,
-            readable: Arc::new(readable),
+            readable: Arc::new(registered(descriptor)?),
             watches,
             covered: HashMap::new(),
             directories: HashMap::new(),
@@ -372,6 +371,14 @@ impl Watch {
         self.covered.insert(path, directory);
         true
     }
+}
+
+/// Registers a descriptor, so that tasks can wait until it is readable.
+fn registered(descriptor: OwnedFd) -> io::Result<AsyncFd<OwnedFd>> {
+    // SAFETY: the descriptor is open, and an `OwnedFd` keeps it open, and the same, until it is dropped.
+    #[allow(unsafe_code)]
+    let registered = unsafe { AsyncFd::register_with_interest(descriptor, Interest::READABLE) };
+    Ok(registered?)
 }
 
 /// An error of inotify. The kernel reports its limits as a full disk and as too many open files.
