@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Instant;
 
-use super::api::ClusterLink;
+use super::api::{ApiTasks, ClusterLink};
 use super::runtime::RuntimeLink;
 use crate::cluster::scenes::{Phase, SlotState};
 use crate::cluster::{ApiCounters, Call, ErrorKind};
@@ -20,14 +20,30 @@ use crate::pin::Snapshot;
 #[derive(Debug)]
 pub(super) struct Exporter {
     pub(super) sources: Sources,
-    pub(super) metrics: AgentMetrics,
+    metrics: AgentMetrics,
+    /// The API connection, where the API is used.
     pub(super) link: Option<ClusterLink>,
+    /// The connection to the container runtime, where NRI is used.
     pub(super) runtime: Option<RuntimeLink>,
 }
 
 // === impl Exporter ===
 
 impl Exporter {
+    pub(super) fn new(
+        sources: Sources,
+        metrics: AgentMetrics,
+        cluster: Option<&ApiTasks>,
+        runtime: Option<RuntimeLink>,
+    ) -> Self {
+        Self {
+            sources,
+            metrics,
+            link: cluster.map(|cluster| cluster.link.clone()),
+            runtime,
+        }
+    }
+
     /// The page in pieces. `None`: another page was still being built at `until`.
     pub(super) fn scrape(
         &self,

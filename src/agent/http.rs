@@ -40,11 +40,7 @@ const NO_TURN: &str = "not ready: no turn of the reconciler has succeeded so far
 pub(super) struct HttpState {
     pub(super) snapshot: watch::Receiver<Option<Arc<Snapshot>>>,
     pub(super) heartbeat: Heartbeat,
-    pub(super) exporter: Arc<Exporter>,
-    /// The state of the API connection, where the API is used.
-    pub(super) link: Option<ClusterLink>,
-    /// The state of the connection to the container runtime, where NRI is used.
-    pub(super) runtime: Option<runtime::RuntimeLink>,
+    pub(super) exporter: Exporter,
     /// The rules that decide which callers may read names of pods.
     pub(super) access: AccessRules,
 }
@@ -113,8 +109,12 @@ impl HttpState {
     }
 
     fn status(&self, snapshot: &Arc<Snapshot>, until: Instant) -> serde_json::Result<String> {
-        let cluster = self.link.as_ref().map(ClusterLink::state);
-        let runtime = self.runtime.as_ref().map(runtime::RuntimeLink::state);
+        let cluster = self.exporter.link.as_ref().map(ClusterLink::state);
+        let runtime = self
+            .exporter
+            .runtime
+            .as_ref()
+            .map(runtime::RuntimeLink::state);
         // A `/status` request collects fresh data, since the node may have no scraper.
         let threads = self.exporter.sources.thread_statuses(snapshot, until);
         let mut snapshot = Snapshot::clone(snapshot);
@@ -158,7 +158,7 @@ impl HttpState {
 
     /// The reason why a working agent is not ready yet.
     fn awaited(&self) -> Option<String> {
-        self.link.as_ref().and_then(ClusterLink::awaited)
+        self.exporter.link.as_ref().and_then(ClusterLink::awaited)
     }
 
     /// Whether the agent does its work: it knows its pods, and its turns do not fail again and again.
@@ -168,8 +168,9 @@ impl HttpState {
 
     /// The problems of a ready agent, as sentences for people.
     fn problems(&self, snapshot: &Snapshot) -> Vec<String> {
-        let problem = self.link.as_ref().and_then(ClusterLink::problem);
+        let problem = self.exporter.link.as_ref().and_then(ClusterLink::problem);
         let runtime = self
+            .exporter
             .runtime
             .as_ref()
             .and_then(runtime::RuntimeLink::problem);

@@ -116,19 +116,10 @@ impl Agent {
             },
         );
         let heartbeat = Heartbeat::new(node.config.reconcile_interval);
-        let link = cluster.as_ref().map(|cluster| cluster.link.clone());
-        let exporter = Arc::new(Exporter {
-            sources,
-            metrics: metrics.clone(),
-            link: link.clone(),
-            runtime: runtime.clone(),
-        });
         let state = Arc::new(HttpState {
             snapshot: snapshot.clone(),
             heartbeat: heartbeat.clone(),
-            exporter,
-            link,
-            runtime,
+            exporter: Exporter::new(sources, metrics.clone(), cluster.as_ref(), runtime),
             access,
         });
         watch_connections(&node, &mut tasks, &state, api, cluster.as_ref());

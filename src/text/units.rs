@@ -4,7 +4,6 @@
 
 use std::fmt;
 
-#[cfg(any(feature = "top", feature = "demo", feature = "bench"))]
 const BYTE_UNITS: [&str; 6] = ["B", "KiB", "MiB", "GiB", "TiB", "PiB"];
 
 /// A number of things: `1 worker`, `3 workers`.
