@@ -1,13 +1,22 @@
 //! [`ChangedCgroups`]: the watches of the pods' trees, and what they have seen since the reconciler last asked.
 
+use std::collections::BTreeSet;
 use std::io;
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use tokio::sync::Notify;
 
-use super::mirror::CgroupChanges;
 use crate::host::watch::{Watch, WatchChanges};
+
+/// What has changed in the watched trees, as the kernel reports it.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct CgroupChanges {
+    /// Cgroups in which a file was written, or a cgroup appeared or ended.
+    pub paths: BTreeSet<String>,
+    /// Whether any cgroup may have changed: the kernel's queue was full, or a part of the trees is not watched.
+    pub all: bool,
+}
 
 /// The watched trees, and their changes that no turn has taken so far.
 ///
@@ -35,6 +44,27 @@ pub(super) struct WatchedTree {
 /// Locks a value. A panic of another thread has left it complete, because no method panics halfway.
 fn lock<T>(value: &Mutex<T>) -> MutexGuard<'_, T> {
     value.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+// === impl CgroupChanges ===
+
+impl CgroupChanges {
+    /// Anything may have changed.
+    pub fn unknown() -> Self {
+        Self {
+            all: true,
+            ..Self::default()
+        }
+    }
+
+    pub fn is_empty(&self) -> bool {
+        !self.all && self.paths.is_empty()
+    }
+
+    pub fn add(&mut self, later: Self) {
+        self.paths.extend(later.paths);
+        self.all |= later.all;
+    }
 }
 
 // === impl WatchedTree ===

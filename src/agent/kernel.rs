@@ -1,6 +1,6 @@
 //! [`Kernel`]: the cgroups as turns read and write them.
 
-use super::mirror::CgroupChanges;
+use super::changes::CgroupChanges;
 use super::node::AgentNode;
 use crate::cpu::CpuSet;
 use crate::host::cgroup::{Cpuset, PodCgroup, PodSurroundings};

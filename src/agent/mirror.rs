@@ -9,20 +9,12 @@ use std::collections::{BTreeSet, HashMap};
 use std::sync::Arc;
 use std::time::Instant;
 
+use super::changes::CgroupChanges;
 use super::kernel::Kernel;
 use super::pod_store::PodStore;
 use crate::host::cgroup::{PodCgroup, PodSurroundings, is_below, is_within};
 use crate::pin::{AppliedStep, AssignmentRecord, Observed, ObservedPod, Step};
 use crate::pod::RecognizedPod;
-
-/// What has changed in the watched trees, as the kernel reports it.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct CgroupChanges {
-    /// Cgroups in which a file was written, or a cgroup appeared or ended.
-    pub paths: BTreeSet<String>,
-    /// Whether any cgroup may have changed: the kernel's queue was full, or a part of the trees is not watched.
-    pub all: bool,
-}
 
 /// How a reading of the dirty pods ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -57,27 +49,6 @@ pub(super) struct Mirror {
     is_effective_stale: bool,
     /// Whether something that was read differs from what was there before, since the last [`Mirror::take_changed`].
     has_changed: bool,
-}
-
-// === impl CgroupChanges ===
-
-impl CgroupChanges {
-    /// Anything may have changed.
-    pub fn unknown() -> Self {
-        Self {
-            all: true,
-            ..Self::default()
-        }
-    }
-
-    pub fn is_empty(&self) -> bool {
-        !self.all && self.paths.is_empty()
-    }
-
-    pub fn add(&mut self, later: Self) {
-        self.paths.extend(later.paths);
-        self.all |= later.all;
-    }
 }
 
 // === impl Mirror ===

@@ -3,11 +3,11 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Instant;
 
+pub use super::changes::CgroupChanges;
 use super::event::{PodsUpdate, RuntimeUpdate};
 pub use super::heartbeat::Heartbeat;
 use super::isolation_gate::IsolatedPartitionGate;
 use super::log_filter::LogFilter;
-pub use super::mirror::CgroupChanges;
 use super::mirror::Mirror;
 pub use super::pending::PendingAssignments;
 pub use super::pod_store::PodStore;

@@ -59,13 +59,9 @@ pub(super) enum NodeShape {
     /// No CPU is free.
     Empty,
     /// Cores of the same class, ordered by the first available CPU of each core.
-    Class {
-        class: Class,
-        threads: Range<usize>,
-    },
-    Piece {
-        threads: Range<usize>,
-    },
+    Class { class: Class, threads: Range<usize> },
+    /// A piece of a core.
+    Piece { threads: Range<usize> },
     /// The join of two nodes, with the combinable pairs of lists.
     Join {
         a: usize,
