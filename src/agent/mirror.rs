@@ -81,6 +81,12 @@ impl Mirror {
         pods.position(|pod| pod.cgroup.uid == uid)
     }
 
+    /// Each pod, and whether the mirror has it as it was after the last known change.
+    pub(super) fn pods(&self) -> impl Iterator<Item = (&ObservedPod, bool)> {
+        let entries = self.entries.iter().map(|entry| entry.dirty.is_none());
+        self.observed.pods.iter().zip(entries)
+    }
+
     /// Whether the mirror has the pod as it was after the last known change.
     pub(super) fn is_clean(&self, uid: &str) -> bool {
         let entry = self.index(uid).and_then(|index| self.entries.get(index));

@@ -473,6 +473,8 @@ impl Reconciler {
         };
         self.take_runtime(update);
         if let Some(uid) = new {
+            // The reading covers the events of the cgroup's creation, so that CreateContainer need not read the pod again.
+            self.read_changes();
             self.world.read_new_pod(&uid, &self.node);
         }
         if is_list {

@@ -114,14 +114,12 @@ impl World {
     /// Whether no container of another pod runs on the pod's CPUs. Pods that must be read again may.
     pub(in crate::agent) fn is_alone(&self, uid: &str) -> bool {
         let wanted = self.ledger.of(uid).cpus();
-        let pods = self.mirror.observed().pods.iter();
-        let mut others = pods.filter(|pod| pod.cgroup.uid != uid);
-        others.all(|pod| {
+        let is_on = |cgroup: &ContainerCgroup| {
+            cgroup.populated && !cgroup.cpuset.effective.is_disjoint(&wanted)
+        };
+        self.mirror.pods().all(|(pod, is_clean)| {
             let mut containers = pod.containers.iter().map(|container| &container.cgroup);
-            let is_on = |cgroup: &ContainerCgroup| {
-                cgroup.populated && !cgroup.cpuset.effective.is_disjoint(&wanted)
-            };
-            self.mirror.is_clean(&pod.cgroup.uid) && !containers.any(is_on)
+            pod.cgroup.uid == uid || is_clean && !containers.any(is_on)
         })
     }
 
