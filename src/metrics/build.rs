@@ -10,12 +10,13 @@ pub const COMMIT: &str = match option_env!("PINFOLD_COMMIT") {
 };
 
 /// Each Cargo feature by name, and whether the build has the feature.
-const FEATURES: [(&str, bool); 6] = [
+const FEATURES: [(&str, bool); 7] = [
     ("bench", cfg!(feature = "bench")),
     ("demo", cfg!(feature = "demo")),
     ("experiments", cfg!(feature = "experiments")),
     ("portforward", cfg!(feature = "portforward")),
     ("reclaim", cfg!(feature = "reclaim")),
+    ("sandbox", cfg!(feature = "sandbox")),
     ("top", cfg!(feature = "top")),
 ];
 
