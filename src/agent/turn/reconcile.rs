@@ -138,8 +138,7 @@ fn run(
         }
         return Err(end);
     }
-    // Repaired drift that returns in a later turn counts as new drift.
-    world.drift = world.find_drift(context.node.topology, context.node.enforcement);
+    note_drift_left(world, context, &applied);
     world.forget_ended_unrecorded();
     let given_up = owned.difference(&decisions.desired.exclusive());
     let now = Instant::now();
@@ -218,6 +217,21 @@ fn plan(world: &mut World, kernel: &impl Kernel, context: &TurnContext<'_>) -> P
         decisions,
         steps,
     }
+}
+
+/// Notes the drift after the last step. Repaired drift that returns in a later turn counts as new drift. What another program has
+/// written during the turn is counted now, because the later turns know it already. If a step of this turn failed, that is no
+/// drift of another program.
+fn note_drift_left(world: &mut World, context: &TurnContext<'_>, applied: &[AppliedStep]) {
+    let left = world.find_drift(context.node.topology, context.node.enforcement);
+    let is_own = |drift: &Drift| applied.iter().any(|done| done.step.path() == drift.path);
+    let foreign: Vec<Drift> = left
+        .iter()
+        .filter(|drift| !is_own(drift))
+        .cloned()
+        .collect();
+    world.note_drift(&foreign);
+    world.drift = left;
 }
 
 /// Carries the steps out, and stops between two units for an urgent event. Each leading step that is safe alone ([`is_unit`]) is
