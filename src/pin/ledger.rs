@@ -378,16 +378,24 @@ impl Ledger {
             ledger.exclude(path, cpus);
         }
         for pod in &observed.pods {
-            let PodCgroup {
-                path,
-                record_text,
-                cpuset,
-                ..
-            } = &pod.cgroup;
-            ledger.note_unreadable(path, record_text.as_deref(), cpuset);
-            for container in pod.containers.iter().map(|container| &container.cgroup) {
-                let text = container.record_text.as_deref();
-                ledger.note_unreadable(&container.path, text, &container.cpuset);
+            if pod.has_unreadable_record() {
+                let PodCgroup {
+                    path,
+                    record_text,
+                    cpuset,
+                    ..
+                } = &pod.cgroup;
+                ledger.note_unreadable(path, record_text.as_deref(), cpuset);
+            }
+            let containers = pod.containers.iter();
+            for container in containers.filter(|one| one.has_unreadable_record()) {
+                let ContainerCgroup {
+                    path,
+                    record_text,
+                    cpuset,
+                    ..
+                } = &container.cgroup;
+                ledger.note_unreadable(path, record_text.as_deref(), cpuset);
             }
             ledger.enter(pod);
         }
