@@ -41,7 +41,15 @@ fuzz_target!(|data: &[u8]| {
     match request {
         PluginRequest::Synchronize {
             pods, containers, ..
-        } => inventory.replace(pods, containers),
+        } => {
+            let ids: Vec<String> = pods.iter().map(|sandbox| sandbox.id.clone()).collect();
+            inventory.replace(pods, containers);
+            for pod in ids.iter().filter_map(|id| inventory.pod(id)) {
+                let class = pod.qos_reported;
+                check(&pod, "");
+                assert!(class == Some(Qos::Guaranteed) || qos(&pod) != Qos::Guaranteed);
+            }
+        }
         PluginRequest::Event(event, request_of_event) => {
             let EventRequest {
                 pod: sandbox,
@@ -62,14 +70,9 @@ fuzz_target!(|data: &[u8]| {
                     .is_some_and(|pod| pod.name == sandbox.name)
             );
             inventory.remove_pod(&sandbox.id);
-            assert!(inventory.pods().is_empty());
+            assert!(inventory.pod(&sandbox.id).is_none());
         }
         PluginRequest::Configure(_) | PluginRequest::Shutdown | PluginRequest::Other => {}
-    }
-    for pod in inventory.pods() {
-        let class = pod.qos_reported;
-        check(&pod, "");
-        assert!(class == Some(Qos::Guaranteed) || qos(&pod) != Qos::Guaranteed);
     }
 });
 
