@@ -1,4 +1,4 @@
-//! [`ChangedCgroups`]: the watches of the pods' trees, and what they have seen since the reconciler last asked.
+//! [`ChangedCgroups`]: the watches of the pods' trees, and the changes that no turn has taken yet.
 
 use std::collections::BTreeSet;
 use std::io;
@@ -20,28 +20,30 @@ pub struct CgroupChanges {
 
 /// The watched trees, and their changes that no turn has taken so far.
 ///
-/// A task waits for the changes of each tree, so that the reconciler wakes up. A turn does not rely on the tasks: it reads the
-/// kernel's queue itself. Therefore it knows of everything that has happened before, and after its own steps it takes their events,
-/// too. They would otherwise make it read the same cgroups again: with 250 pods on cgroup v1, one creation then cost two readings
-/// of the node, and a start that came in between took 51 ms instead of 2 ms.
+/// A task waits for the changes of each tree, so that the reconciler wakes up. A turn does not rely on the tasks: it also reads the
+/// kernel's queue itself, and so knows of everything that is queued when it asks. After its own steps it takes the events that these
+/// have caused. Otherwise they would start another turn, which reads the same cgroups again: with 250 pods on cgroup v1, one creation
+/// then cost two readings of the node, and a start in between took 51 ms instead of 2 ms.
 #[derive(Debug, Default)]
 pub(super) struct ChangedCgroups {
     trees: Vec<WatchedTree>,
     changes: Mutex<CgroupChanges>,
     has_changed: Notify,
-    /// Wakes up whoever waits for new cgroups.
+    /// Wakes the task that asks the kubelet, after each change.
     appeared: Arc<Notify>,
 }
 
 /// A tree of pods: the path of its cgroup, and its folder in one of the hierarchies.
 #[derive(Debug)]
 pub(super) struct WatchedTree {
-    pub(super) cgroup: String,
+    cgroup: String,
     pub(super) folder: PathBuf,
-    pub(super) watch: Mutex<Watch>,
+    watch: Mutex<Watch>,
+    /// Wakes the tree's task: a turn has met a new problem of the watch, or the problem has ended.
+    problem_changed: Notify,
 }
 
-/// Locks a value. A panic of another thread has left it complete, because no method panics halfway.
+/// Locks a value. It is valid even after a panic elsewhere, because no method panics while it changes the value.
 fn lock<T>(value: &Mutex<T>) -> MutexGuard<'_, T> {
     value.lock().unwrap_or_else(PoisonError::into_inner)
 }
@@ -70,23 +72,30 @@ impl CgroupChanges {
 // === impl WatchedTree ===
 
 impl WatchedTree {
+    pub(super) fn new(cgroup: String, folder: PathBuf, watch: Watch) -> Self {
+        Self {
+            cgroup,
+            folder,
+            watch: Mutex::new(watch),
+            problem_changed: Notify::new(),
+        }
+    }
+
     /// Why some changes are not noticed, as a sentence.
     pub(super) fn problem(&self) -> Option<String> {
         lock(&self.watch).problem().map(str::to_owned)
     }
 
-    /// Waits until there may be changes.
+    /// Waits until there may be changes, or the problem has changed.
     ///
     /// # Errors
     /// Inotify reports an error.
     pub(super) async fn wait(&self) -> io::Result<()> {
-        let wait = lock(&self.watch).wait();
-        wait.await
-    }
-
-    fn take(&self) -> io::Result<Option<CgroupChanges>> {
-        let changes = lock(&self.watch).take()?;
-        Ok(changes.map(|changes| self.cgroups(&changes)))
+        let changed = lock(&self.watch).wait();
+        tokio::select! {
+            changed = changed => changed,
+            () = self.problem_changed.notified() => Ok(()),
+        }
     }
 
     fn cgroups(&self, changes: &WatchChanges) -> CgroupChanges {
@@ -119,42 +128,58 @@ impl ChangedCgroups {
         &self.trees
     }
 
-    /// Wakes up after each change. One wake-up may stand for several changes.
+    /// The notifier that is notified after each change. One notification may stand for several changes.
     pub(super) fn appeared(&self) -> Arc<Notify> {
         Arc::clone(&self.appeared)
     }
 
-    /// Reads the changes of a tree, and wakes the reconciler if there are any.
+    /// Collects the changes of a tree, and wakes the reconciler if there are any.
     ///
     /// # Errors
     /// Inotify reports an error.
     pub(super) fn read(&self, tree: &WatchedTree) -> io::Result<()> {
-        if let Some(changes) = tree.take()? {
-            lock(&self.changes).add(changes);
+        if self.collect(tree)? {
             self.has_changed.notify_one();
-            self.appeared.notify_one();
         }
         Ok(())
     }
 
-    /// Takes all changes so far, including those that nobody has read from the kernel yet. The reconciler is not woken for the latter.
+    /// Takes all changes so far. The reconciler is not woken for those that nobody has read from the kernel before.
     pub(super) fn take(&self) -> CgroupChanges {
-        let mut all = std::mem::take(&mut *lock(&self.changes));
         for tree in &self.trees {
-            // The task that follows the tree gets the same error, and ends the agent.
-            let changes = tree
-                .take()
-                .unwrap_or_else(|_| Some(CgroupChanges::unknown()));
-            if let Some(changes) = changes {
-                all.add(changes);
-                self.appeared.notify_one();
+            // The task that follows the tree ends the agent if the error lasts.
+            if self.collect(tree).is_err() {
+                lock(&self.changes).add(CgroupChanges::unknown());
             }
         }
-        all
+        std::mem::take(&mut *lock(&self.changes))
     }
 
-    /// Waits for a change. One return may stand for several changes.
+    /// Adds the changes that the kernel has queued. Returns whether there are any.
+    ///
+    /// The watch stays locked until they are added: a turn that asks meanwhile waits for them.
+    fn collect(&self, tree: &WatchedTree) -> io::Result<bool> {
+        let mut watch = lock(&tree.watch);
+        let problem = watch.problem().map(str::to_owned);
+        let changes = watch.take()?;
+        if watch.problem() != problem.as_deref() {
+            tree.problem_changed.notify_one();
+        }
+        let Some(changes) = changes else {
+            return Ok(false);
+        };
+        lock(&self.changes).add(tree.cgroups(&changes));
+        self.appeared.notify_one();
+        Ok(true)
+    }
+
+    /// Waits until there is a change that no turn has taken.
     pub(super) async fn changed(&self) {
-        self.has_changed.notified().await;
+        loop {
+            self.has_changed.notified().await;
+            if !lock(&self.changes).is_empty() {
+                return;
+            }
+        }
     }
 }

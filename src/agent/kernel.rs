@@ -26,7 +26,7 @@ pub trait Kernel {
     /// The text of a cgroup's assignment record.
     fn record_text(&self, path: &str) -> anyhow::Result<Option<String>>;
     fn exists(&self, path: &str) -> bool;
-    /// Takes what has changed in the watched trees so far, the changes by one's own steps included.
+    /// Takes what has changed in the watched trees so far, including what Pinfold's own steps have changed.
     fn changes(&self) -> CgroupChanges;
     /// The CPUs allowed for the kernel's work queues, if readable.
     fn workqueue_cpus(&self) -> Option<CpuSet>;

@@ -230,7 +230,7 @@ impl Reconciler {
         }
         let changes = self.node.changes.take();
         if !changes.is_empty() {
-            // A turn about one pod reads only this one.
+            // A turn about one pod leaves the other changed pods unread, so a turn about all pods follows.
             self.schedule.on(Trigger::Cgroups, Instant::now());
         }
         self.world.note_changes(&changes);
@@ -473,7 +473,8 @@ impl Reconciler {
         };
         self.take_runtime(update);
         if let Some(uid) = new {
-            // The reading covers the events of the cgroup's creation, so that CreateContainer need not read the pod again.
+            // The events of the cgroup's creation are taken first. Otherwise CreateContainer would find the pod dirty and read it
+            // again.
             self.read_changes();
             self.world.read_new_pod(&uid, &self.node);
         }

@@ -3,7 +3,7 @@
 use std::fs::File;
 use std::net::SocketAddr;
 use std::path::Path;
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use anyhow::Context;
@@ -269,11 +269,7 @@ fn watch_cgroups(node: &AgentNode) -> anyhow::Result<ChangedCgroups> {
         for folder in node.cgroups.watch_folders(cgroup) {
             let watch = Watch::with_file(&folder, 4, Some(PARTITION))
                 .with_context(|| format!("can't watch the pods' tree {}", folder.display()))?;
-            trees.push(WatchedTree {
-                cgroup: cgroup.clone(),
-                folder,
-                watch: Mutex::new(watch),
-            });
+            trees.push(WatchedTree::new(cgroup.clone(), folder, watch));
         }
     }
     Ok(ChangedCgroups::of(trees))
@@ -334,7 +330,7 @@ fn watch_connections(
     }
 }
 
-/// Wakes the reconciler after changes below the tree with this number. Tells the reconciler which directories can't be watched.
+/// Wakes the reconciler after changes below the watched tree with the index `number`. Tells the reconciler which directories can't be watched.
 async fn follow(
     changes: Arc<ChangedCgroups>,
     number: usize,
@@ -343,7 +339,7 @@ async fn follow(
     let tree = changes
         .trees()
         .get(number)
-        .context("the agent follows a tree that it does not watch")?;
+        .context("there is no watched tree with this index")?;
     let mut told = None;
     loop {
         let problem = tree.problem();

@@ -212,7 +212,10 @@ impl Schedule {
             }
             (TurnOutcome::Done, TurnExtent::Pod) => self.on(Trigger::Cgroups, now),
             // The timer starts the next attempt. A follow-up may be due already, and would repeat the failure without a pause.
-            (TurnOutcome::Failed, _) => (self.wanted, self.follow_up) = (None, None),
+            (TurnOutcome::Failed, _) => {
+                (self.wanted, self.follow_up) = (None, None);
+                self.cgroups_changed = None;
+            }
             // The reconciler runs the necessary turn about all pods at once.
             (TurnOutcome::NeedsAllPods | TurnOutcome::Interrupted, _)
             | (TurnOutcome::Unchanged, TurnExtent::Pod) => {}

@@ -42,7 +42,7 @@ pub struct Watch {
     /// reached. The next change of the directories triggers another attempt, and so does
     /// [`RETRY`].
     problem: Option<String>,
-    /// When a directory could not be watched for the last time.
+    /// When the last attempt to watch a directory failed.
     failed_at: Instant,
 }
 
@@ -149,7 +149,7 @@ impl Watch {
     }
 
     /// Waits until [`Watch::take`] may return changes. The future does not borrow the watch, so that others can take the changes
-    /// meanwhile; then it may end in vain.
+    /// meanwhile. [`Watch::take`] may then return `None`.
     pub fn wait(&self) -> impl Future<Output = io::Result<()>> + Send + use<> {
         let readable = Arc::clone(&self.readable);
         let has_problem = self.problem.is_some();
@@ -169,8 +169,8 @@ impl Watch {
         }
     }
 
-    /// Returns all changes so far without waiting; `None` without a change. What a system call has changed before is included,
-    /// because the kernel queues the event within that call.
+    /// Returns all changes so far without waiting; `None` without a change. Included is each creation, removal and close that has
+    /// returned before this call. The kernel tells of its own changes, for example to a partition, a little later.
     ///
     /// # Errors
     /// Inotify reports an error. The watch is unusable afterwards.
@@ -329,8 +329,8 @@ impl Watch {
 
     /// Notes why a directory is not watched. A directory that has ended needs no watch.
     fn note_failure(&mut self, error: io::Error) {
-        self.failed_at = Instant::now();
         if error.kind() != io::ErrorKind::NotFound {
+            self.failed_at = Instant::now();
             let error = limit_named(error, "watches");
             // The sentence is the same for all directories, so that a reader can tell a new problem from an old one.
             self.problem = Some(format!(

@@ -6,6 +6,7 @@ use super::{TurnContext, TurnResult, keep_assignment, note_moves};
 use crate::agent::kernel::Kernel;
 use crate::agent::mirror::Reading;
 use crate::agent::world::World;
+use crate::host::cgroup::is_within;
 use crate::pin::decide::Decisions;
 use crate::pin::{self, AppliedStep, Drift, Reason, Step};
 use crate::pod::PodList;
@@ -121,7 +122,7 @@ fn run(
     if !applied.is_empty() {
         let steps = applied.iter().map(|done| &done.step);
         world.mirror.note_steps(steps, Instant::now());
-        // The reading below takes care of the events of these steps.
+        // The reading below also covers what the events of these steps report, so they must not start another turn.
         world.note_changes(&kernel.changes());
     }
     let seen = if is_complete {
@@ -220,16 +221,22 @@ fn plan(world: &mut World, kernel: &impl Kernel, context: &TurnContext<'_>) -> P
 }
 
 /// Notes the drift after the last step. Repaired drift that returns in a later turn counts as new drift. What another program has
-/// written during the turn is counted now, because the later turns know it already. If a step of this turn failed, that is no
-/// drift of another program.
+/// written during the turn is counted here, because later turns compare with `world.drift`, which has it by then. What this turn has
+/// written to, or known before, is left out: the difference may be a step that failed, or that changed effective CPUs below.
 fn note_drift_left(world: &mut World, context: &TurnContext<'_>, applied: &[AppliedStep]) {
     let left = world.find_drift(context.node.topology, context.node.enforcement);
-    let is_own = |drift: &Drift| applied.iter().any(|done| done.step.path() == drift.path);
-    let foreign: Vec<Drift> = left
+    let is_own = |drift: &Drift| {
+        let mut steps = applied.iter().map(|done| &done.step);
+        steps.any(|step| is_within(&drift.path, step.path()))
+    };
+    let is_known = |drift: &Drift| {
+        let mut known = world.drift.iter();
+        known.any(|known| known.path == drift.path && known.cause == drift.cause)
+    };
+    let foreign = left
         .iter()
-        .filter(|drift| !is_own(drift))
-        .cloned()
-        .collect();
+        .filter(|drift| !is_own(drift) && !is_known(drift));
+    let foreign: Vec<Drift> = foreign.cloned().collect();
     world.note_drift(&foreign);
     world.drift = left;
 }
