@@ -66,7 +66,8 @@
 //! mirror. A pod is dirty when its folder has changed or a step has written there, and then it is read again. Effective CPUs can
 //! change without a sign, so they are read again after each step on a partition or above the pods.
 //!
-//! A turn observes, decides, plans and applies. `agent::turn` has three kinds. `admit` and `start` are about the pod of a runtime
+//! A turn observes, decides, plans and applies. It first empties the kernel's queue of changes in the pods' trees
+//! (`agent::changes`), and does so again after its own steps. `agent::turn` has three kinds. `admit` and `start` are about the pod of a runtime
 //! request. They mostly read and decide about this pod alone, and then cost the same on a full node as on an empty one. If other
 //! pods may have to give up CPUs or move, or if drift is found, a `reconcile` about all pods serves the request. A `reconcile`
 //! that serves no request ends early as soon as one waits: between two pods that it reads, and after steps that leave a safe

@@ -78,7 +78,7 @@ impl Exporter {
     }
 }
 
-/// Adds the requests to the Kubernetes API. A kind of error without errors is 0.
+/// Adds the requests to the Kubernetes API. A kind of error that has not occurred has the value 0.
 pub fn write_requests(page: &mut Page, counters: &ApiCounters) {
     let requests = Call::ALL.map(|call| (call.name(), counters.requests(call)));
     page.add(by(&API_REQUESTS, "request", requests));

@@ -24,12 +24,12 @@ pub(super) enum Reading {
     Interrupted,
 }
 
-/// A pod's entry beside its cgroups.
+/// What the mirror keeps about a pod besides its cgroups.
 #[derive(Debug, Default)]
 struct MirrorEntry {
     /// Since when the pod is to be read again.
     dirty: Option<Instant>,
-    /// When the pod was read; `None` if it was not so far.
+    /// When the pod was read; `None` if it was never read.
     read: Option<Instant>,
     /// The description with which the cgroups were matched.
     described: Option<Arc<RecognizedPod>>,
@@ -81,13 +81,13 @@ impl Mirror {
         pods.position(|pod| pod.cgroup.uid == uid)
     }
 
-    /// Each pod, and whether the mirror has it as it was after the last known change.
+    /// Each pod, and whether it is clean: no known change is newer than the reading.
     pub(super) fn pods(&self) -> impl Iterator<Item = (&ObservedPod, bool)> {
         let entries = self.entries.iter().map(|entry| entry.dirty.is_none());
         self.observed.pods.iter().zip(entries)
     }
 
-    /// Whether the mirror has the pod as it was after the last known change.
+    /// Whether the pod is clean: no known change is newer than the reading.
     pub(super) fn is_clean(&self, uid: &str) -> bool {
         let entry = self.index(uid).and_then(|index| self.entries.get(index));
         entry.is_some_and(|entry| entry.dirty.is_none())

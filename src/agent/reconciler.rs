@@ -222,8 +222,8 @@ impl Reconciler {
         end.ok()
     }
 
-    /// Takes what has changed on the node since the last turn. This includes hotplug, even before a turn about one pod, because an
-    /// offline CPU must not be assigned.
+    /// Takes what has changed on the node since the last turn. Every turn, also one about a single pod, begins with the online CPUs:
+    /// an offline CPU must not be assigned.
     fn read_changes(&mut self) {
         if self.node.read_hotplug() {
             self.world.sweep();
@@ -261,7 +261,7 @@ impl Reconciler {
             self.world.heartbeat.succeeded();
         }
         self.report_turn(trigger, TurnExtent::AllPods, outcome, begun);
-        // What the turn has changed itself leads to one more decision.
+        // The turn's own changes need one more decision.
         if outcome == TurnOutcome::Done && self.world.must_decide() {
             self.schedule.on(Trigger::Cgroups, Instant::now());
         }

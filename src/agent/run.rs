@@ -340,11 +340,11 @@ async fn follow(
         .trees()
         .get(number)
         .context("there is no watched tree with this index")?;
-    let mut told = None;
+    let mut reported = None;
     loop {
         let problem = tree.problem();
-        if problem != told {
-            told.clone_from(&problem);
+        if problem != reported {
+            reported.clone_from(&problem);
             let tree = tree.folder.clone();
             // A closed queue means that the agent stops.
             let _ = events.send(AgentEvent::Watch { tree, problem }).await;

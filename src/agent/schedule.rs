@@ -109,11 +109,11 @@ pub(super) struct Schedule {
     /// Whether the pods are known, or the wait for pods has ended. No turn runs earlier.
     pods_synced: bool,
     wanted: Option<WantedTurn>,
-    /// When cgroups changed first since the last complete turn.
+    /// When the first change came that no complete turn has read.
     cgroups_changed: Option<Instant>,
     /// The earliest time of the next turn for changed cgroups.
     throttled_until: Instant,
-    /// When the last turn wants a further turn.
+    /// When the turn runs that the last turn asked for.
     follow_up: Option<Instant>,
 }
 
@@ -216,7 +216,7 @@ impl Schedule {
                 (self.wanted, self.follow_up) = (None, None);
                 self.cgroups_changed = None;
             }
-            // The reconciler runs the necessary turn about all pods at once.
+            // After `NeedsAllPods`, the reconciler runs the turn about all pods at once. An interrupted turn stays wanted.
             (TurnOutcome::NeedsAllPods | TurnOutcome::Interrupted, _)
             | (TurnOutcome::Unchanged, TurnExtent::Pod) => {}
         }

@@ -170,7 +170,7 @@ impl World {
         self.mirror.take_changed()
     }
 
-    /// Notes the end of a turn of all pods. What the turn itself has changed leads to one more decision.
+    /// Notes the end of a turn of all pods. The turn's own changes need one more decision.
     pub fn turn_completed(&mut self) {
         self.must_decide = self.mirror.take_changed();
         self.recently_assigned = CpuSet::new();

@@ -184,6 +184,9 @@ impl Watch {
             events.changes.all = true;
             events.directories.insert(self.root.clone());
         }
+        if events.directories.contains(&self.root) {
+            events.directories = BTreeSet::from([self.root.clone()]);
+        }
         for directory in &events.directories {
             // A new directory may get subdirectories before the directory's watch exists. The
             // loop therefore runs until no new directory is found.
