@@ -1,4 +1,4 @@
-//! [`Endpoint`]: the address of an agent's HTTP server, and requests to the server.
+//! [`Endpoint`]: the address of an agent's HTTP server, and requests to it.
 
 use std::fmt;
 use std::io::Read;
@@ -21,13 +21,13 @@ const MAX_RESPONSE_BYTES: usize = 64 << 20;
 /// The characters of an error response's body that the error message quotes.
 const EXCERPT_CHARS: usize = 200;
 
-/// The agent's default port.
 const DEFAULT_PORT: u16 = 9470;
 
 /// The time limit of the requests to an agent with an address. A healthy agent answers sooner.
 const ADDRESS_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// The time limit of the requests to an agent behind a route. The API server and the kubelet open the connection first.
+/// The time limit of the requests to an agent behind a route, where the API server and the kubelet
+/// open the connection first.
 const ROUTE_TIMEOUT: Duration = Duration::from_secs(15);
 
 /// A connection to an agent.
@@ -41,7 +41,6 @@ pub(crate) type Opening<'a> =
 
 /// Opens connections to an agent without an address on this network.
 pub(crate) trait Route: fmt::Debug + Send + Sync {
-    /// Opens a connection.
     fn open(&self) -> Opening<'_>;
 }
 
@@ -114,7 +113,6 @@ impl Endpoint {
         }
     }
 
-    /// The time limit of requests.
     pub(crate) fn timeout(&self) -> Duration {
         if self.route.is_some() {
             ROUTE_TIMEOUT

@@ -1,7 +1,8 @@
 //! A client of a running agent: the agent's HTTP API, and the model behind `top`.
 //!
-//! `Endpoint` requests `/status` and `/metrics`. `container_report` puts the status of a container into words. For `top`, each
-//! `Response` goes to the `MonitoredNode` of the agent, and the node offers the pods as `PodRow`s.
+//! `Endpoint` requests `/status` and `/metrics`. `container_report` puts the status of a container
+//! into words. For `top`, each `Response` goes to the `MonitoredNode` of the agent, which offers
+//! the pods as `PodRow`s.
 
 #![warn(clippy::too_many_lines, clippy::excessive_nesting)]
 

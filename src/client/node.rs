@@ -47,7 +47,7 @@ struct ContainerSample {
     counters: ContainerCounters,
 }
 
-/// A node, as known from the responses of the node's agent.
+/// A node, as known from the responses of its agent.
 #[derive(Debug)]
 pub(crate) struct MonitoredNode {
     index: usize,
@@ -97,17 +97,14 @@ impl MonitoredNode {
         }
     }
 
-    /// The last status.
     pub(crate) fn status(&self) -> Option<&AgentStatus> {
         self.status.as_ref()
     }
 
-    /// The node's pods, in the order of the status.
     pub(crate) fn rows(&self) -> &[Arc<PodRow>] {
         &self.rows
     }
 
-    /// The reason for a missing response, and the moment of the first failure.
     pub(crate) fn error(&self) -> Option<(&str, Duration)> {
         self.error
             .as_ref()
@@ -147,7 +144,7 @@ impl MonitoredNode {
         self.status = Some(status);
     }
 
-    /// Gives each owner of CPUs a letter. An owner keeps the letter that the owner has.
+    /// Gives each owner of CPUs a letter. An owner that already has one keeps it.
     fn assign_letters(&mut self, status: &AgentStatus) {
         let has_cpus = |container: &&StatusContainer| {
             let assigned = container.assigned.as_ref();
@@ -172,7 +169,8 @@ impl MonitoredNode {
         let Some(status) = &self.status else {
             return Vec::new();
         };
-        // Init containers share CPUs with the containers of their pod: a union counts each CPU of a pod only once.
+        // Init containers share CPUs with the containers of their pod, so a union counts each CPU
+        // of a pod only once.
         let mut pods: BTreeMap<PodKey, CpuSet> = BTreeMap::new();
         let known = status
             .containers
@@ -296,8 +294,9 @@ impl MonitoredNode {
         }
     }
 
-    /// The increase of a counter per second, since the oldest sample that has the counter. `None` with only one sample,
-    /// without the counter in the newest sample, and for a counter that decreased: a decreased counter counts another thing.
+    /// The increase of a counter per second, since the oldest sample that has the counter. `None`
+    /// with only one sample, without the counter in the newest sample, and for a counter that
+    /// decreased, because it then counts something else.
     fn rate(&self, counter: impl Fn(&NodeSample) -> Option<f64>) -> Option<f64> {
         let mut newest_first = self.samples.iter().rev();
         let last = newest_first.next()?;
@@ -318,8 +317,8 @@ impl MonitoredNode {
 // === impl NodeSample ===
 
 impl NodeSample {
-    /// The counters of running containers that the status lists. Series carry only names, and a terminated container may have
-    /// had the same name.
+    /// The counters of the running containers that the status lists. Series carry only names, and a
+    /// terminated container may have had the same one.
     fn new(at: Duration, status: &AgentStatus, scrape: &ScrapeValues) -> Self {
         let running = || {
             let containers = status.containers.iter();

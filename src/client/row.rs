@@ -1,4 +1,4 @@
-//! [`PodRow`]: a pod as `top` shows the pod, with [`RowFigures`] of the pod and of each container.
+//! [`PodRow`]: a pod as `top` shows it, with [`RowFigures`] of the pod and of each container.
 
 use super::container_status::SafeText;
 use crate::cpu::CpuSet;
@@ -12,7 +12,6 @@ pub(crate) struct PodKey {
     pub(crate) uid: Option<SafeText>,
 }
 
-/// A pod as `top` shows the pod.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) struct PodRow {
     /// The index of the pod's node.
@@ -74,7 +73,6 @@ impl RowFigures {
             .filter(|cpus| !cpus.is_empty())
     }
 
-    /// Threads per CPU.
     pub(crate) fn threads_per_cpu(&self) -> Option<f64> {
         Some(self.threads? as f64 / self.cpus()?.len() as f64)
     }

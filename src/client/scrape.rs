@@ -149,7 +149,6 @@ impl ScrapeValues {
         scrape
     }
 
-    /// The counters of a container.
     pub(crate) fn container(
         &self,
         namespace: &str,
@@ -160,7 +159,6 @@ impl ScrapeValues {
         self.containers.get(&name).copied().unwrap_or_default()
     }
 
-    /// The counters of a pod.
     pub(crate) fn pod(&self, namespace: &str, pod: &str) -> PodCounters {
         self.pods
             .get(&ObjectName::new(namespace, pod))

@@ -14,7 +14,6 @@ use crate::cpu::{CpuSet, Layout};
 /// The longest accepted list. No node has this many containers, or entries of another list.
 const MAX_ENTRIES: usize = 20_000;
 
-/// The status of a node, as reported by the agent.
 #[derive(Debug, Clone, PartialEq, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub(crate) struct AgentStatus {

@@ -1,7 +1,8 @@
-//! [`Agents`]: the pods of a cluster's agents, and port-forwards to the pods. Only commands use this module.
+//! [`Agents`]: the pods of a cluster's agents, and port-forwards to them. Only commands use this
+//! module.
 //!
-//! A port-forward ends on the loopback address of the agent's pod. RBAC on `pods/portforward` in the agents' namespace decides
-//! who may open a port-forward.
+//! A port-forward ends on the loopback address of the agent's pod. RBAC on `pods/portforward` in
+//! the agents' namespace decides who may open one.
 
 use std::fmt;
 use std::io;
@@ -20,22 +21,20 @@ use super::call::words;
 use super::list::{List, list};
 use super::{Api, Call, ErrorKind, Failure};
 
-/// The labels that select the pods of agents. The labels are the same for all values of the chart.
+/// The labels of the agents' pods, which are the same for all values of the chart.
 const SELECTOR: &str = "app.kubernetes.io/part-of=pinfold,app.kubernetes.io/component=agent";
 
 /// The name of the port in the agent's container.
 const PORT_NAME: &str = "metrics";
 
-/// The agent's default port.
 const DEFAULT_PORT: u16 = 9470;
 
-/// The most port-forwards that are opened at the same time. The API server and a kubelet set up each port-forward.
+/// The limit on port-forwards that are opened at the same time, because the API server and a
+/// kubelet have to set up each one.
 const AT_ONCE: usize = 32;
 
-/// The pod of an agent.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct AgentPod {
-    /// The pod's name.
     pub name: String,
     /// The name of the pod's Node.
     pub node: String,
@@ -161,8 +160,8 @@ impl Agents {
         Ok(agents)
     }
 
-    /// The name of a pod's Node; `None` for a pod without a Node. The caller must check both names, which become parts of a
-    /// path.
+    /// The name of a pod's Node; `None` for a pod without a Node. The caller must check both names,
+    /// because they become parts of a path.
     ///
     /// # Errors
     /// Any [`Failure`], for example for a missing pod.
@@ -193,7 +192,6 @@ impl Agents {
     }
 }
 
-/// The failure for an error of kube's client.
 fn failure(error: kube::Error) -> Failure {
     match error {
         kube::Error::Api(status) => Failure::refused(*status),
@@ -243,10 +241,11 @@ impl AgentRoute {
     }
 }
 
-/// The kubelet's error about a port. The future ends without a text if the kubelet reports no error.
+/// The kubelet's error about a port. The future ends without a text if it reports none.
 type ReportedError = Pin<Box<dyn Future<Output = Option<String>> + Send>>;
 
-/// A connection to an agent through the API server. If the kubelet reports an error, a read fails with the error.
+/// A connection to an agent through the API server. If the kubelet reports an error, a read fails
+/// with it.
 pub struct PortForward {
     stream: DuplexStream,
     error: Option<ReportedError>,

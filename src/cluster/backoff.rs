@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use super::Failure;
 
-/// The limit on `Retry-After`. A longer time from the server is shortened to the limit.
+/// The limit on `Retry-After`. A longer time from the server is shortened to it.
 const MAX_RETRY_AFTER: Duration = Duration::from_secs(300);
 
 /// Exponential backoff with jitter. Each wait is random in the upper half of its interval, to spread the retries of many nodes.
@@ -19,7 +19,7 @@ pub struct Backoff {
 // === impl Backoff ===
 
 impl Backoff {
-    /// Creates a backoff. The waits double from `least` to `most`.
+    /// The waits double from `least` to `most`.
     pub fn new(least: Duration, most: Duration) -> Self {
         Self {
             least,
@@ -45,7 +45,8 @@ impl Backoff {
     }
 }
 
-/// The waits of a long-running task. Retryable and terminal failures have separate waits, since the longest waits differ.
+/// The waits of a long-running task. Retryable and terminal failures have separate ones, because
+/// their longest waits differ.
 #[derive(Debug)]
 pub(super) struct BackoffPolicy {
     retryable: Backoff,
@@ -55,8 +56,8 @@ pub(super) struct BackoffPolicy {
 // === impl BackoffPolicy ===
 
 impl BackoffPolicy {
-    /// Creates a policy. `bounds` are the shortest and the longest wait after retryable failures. The waits after terminal
-    /// failures grow up to `terminal`, but at least up to the longest wait of `bounds`.
+    /// `bounds` are the shortest and the longest wait after retryable failures. The waits after
+    /// terminal failures grow up to `terminal`, but at least up to the longest wait of `bounds`.
     pub(super) fn new(bounds: (Duration, Duration), terminal: Duration) -> Self {
         let (least, most) = bounds;
         Self {
@@ -86,7 +87,6 @@ impl BackoffPolicy {
         self.terminal.reset();
     }
 
-    /// The shortest wait.
     pub(super) fn least(&self) -> Duration {
         self.retryable.least
     }
@@ -100,7 +100,8 @@ pub struct Jitter(fastrand::Rng);
 
 impl Default for Jitter {
     fn default() -> Self {
-        // The keys of the standard library's hashes are random. fastrand's own seed is only the time.
+        // The keys of the standard library's hashes are random, while fastrand's own seed is only
+        // the time.
         let seed = RandomState::new().build_hasher().finish();
         Self(fastrand::Rng::with_seed(seed))
     }
@@ -117,7 +118,6 @@ impl Jitter {
         self.0.usize(..length.max(1))
     }
 
-    /// 64 random bits.
     pub fn bits(&mut self) -> u64 {
         self.0.u64(..)
     }

@@ -32,9 +32,8 @@ pub enum Failure {
     /// The server refused the request.
     #[error("the API server answered {} {}: {}", .status.code, .status.reason, short(&.status.message))]
     Refused {
-        /// The answer's Status. A body without a Status is replaced by a Status from the HTTP code and the text.
+        /// The answer's Status. If the body has none, it is made from the HTTP code and the text.
         status: Box<Status>,
-        /// The server's `Retry-After`.
         retry_after: Option<Duration>,
     },
     /// The answer can't be decoded.
@@ -70,7 +69,6 @@ impl Failure {
         }
     }
 
-    /// The server's `Retry-After`, if any.
     pub fn retry_after(&self) -> Option<Duration> {
         match self {
             Self::Refused { retry_after, .. } => *retry_after,
@@ -78,7 +76,7 @@ impl Failure {
         }
     }
 
-    /// The server's Status, if the server refused the request.
+    /// The server's Status, if it refused the request.
     pub fn status(&self) -> Option<&Status> {
         match self {
             Self::Refused { status, .. } => Some(status),
@@ -95,7 +93,8 @@ impl Failure {
         }
     }
 
-    /// Whether the requested resourceVersion is too old (410 Gone). All objects must be read again.
+    /// Whether the requested resourceVersion is too old (410 Gone), so that all objects must be
+    /// read again.
     pub fn is_expired(&self) -> bool {
         self.status().is_some_and(|status| {
             status.code == 410 || matches!(&*status.reason, "Expired" | "Gone")
@@ -172,7 +171,7 @@ impl std::fmt::Debug for Api {
 // === impl Api ===
 
 impl Api {
-    /// Creates a client. A request without an answer within `deadline` fails.
+    /// A request without an answer within `deadline` fails.
     pub fn new(client: kube::Client, deadline: Duration) -> Self {
         Self {
             client,
@@ -198,7 +197,7 @@ impl Api {
     /// Sends a request, and decodes the answer as JSON.
     ///
     /// # Errors
-    /// Any [`Failure`]; the counters include the failure.
+    /// Any [`Failure`]; the counters include it.
     pub async fn ask<T: DeserializeOwned>(
         &self,
         call: Call,
@@ -217,7 +216,7 @@ impl Api {
         answer
     }
 
-    /// Sends a watch request, and returns the lines of the watch.
+    /// Sends a watch request, and returns its lines.
     pub(super) async fn open(
         &self,
         call: Call,
@@ -233,14 +232,13 @@ impl Api {
         })
     }
 
-    /// The failure for a request that can't be built; the counters include the failure.
+    /// The failure for a request that can't be built; the counters include it.
     pub(super) fn unbuilt(&self, error: impl std::fmt::Display) -> Failure {
         let failure = Failure::InvalidRequest(error.to_string());
         self.counters.failed(failure.kind());
         failure
     }
 
-    /// Counts a success or a failure.
     pub(super) fn count<T>(&self, answer: &Result<T, Failure>) {
         match answer {
             Ok(_) => self.counters.succeeded(),
@@ -318,7 +316,7 @@ fn status_from_text(code: StatusCode, text: &str) -> Status {
 pub(super) struct WatchLines {
     body: Body,
     buffer: Vec<u8>,
-    /// The number of bytes at the start of the buffer without an end of line.
+    /// How many bytes at the start of the buffer are known to have no end of line.
     scanned: usize,
 }
 

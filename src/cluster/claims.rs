@@ -1,8 +1,9 @@
 //! Claims: one create-only Lease per slot, owned by the Node.
 //!
-//! The creation of the Lease is the mutex: the API server creates a name only once. No claim is renewed or taken over. The
-//! Lease's owner is the Node object, so Kubernetes deletes the Lease of a deleted Node. The caller chooses the names and their
-//! order. A node finds its claims by the labels of its Node, or by a list from the server's cache with the Node's uid.
+//! The creation of the Lease is the mutex, because the API server creates a name only once. No
+//! claim is renewed or taken over. The Lease's owner is the Node object, so Kubernetes deletes the
+//! Lease of a deleted Node. The caller chooses the names and their order. A node finds its claims
+//! by the labels of its Node, or by a list from the server's cache with the Node's uid.
 //! [`ClaimGuard`] watches a claim.
 
 use std::collections::{BTreeMap, BTreeSet, HashSet};
@@ -32,7 +33,8 @@ pub(super) use lease::holder_of;
 use lease::{BriefLease, Lease};
 pub use lease::{ClaimOwner, Holder};
 
-/// The label of a Lease with the uid of the claiming Node. A uid always fits a label value; a name may be too long.
+/// The label of a Lease with the uid of the claiming Node. A uid always fits a label value, while a
+/// name may be too long.
 pub const NODE_LABEL: &str = "pinfold.io/node-uid";
 
 /// The label of a Lease with the value [`MANAGER`].
@@ -45,11 +47,10 @@ pub enum ClaimOutcome {
     New,
     /// This node already held the slot.
     Ours,
-    /// A different node holds the slot.
+    /// Another node holds the slot.
     Taken,
 }
 
-/// The settings for claims.
 #[derive(Debug, Clone, PartialEq)]
 pub struct ClaimSettings {
     /// The number of names that are tried between two lists of claims.
@@ -87,14 +88,14 @@ pub struct Claims {
     owner: ClaimOwner,
     settings: ClaimSettings,
     jitter: Mutex<Jitter>,
-    /// The time of the last list, and the slots of different nodes in the list.
+    /// When the claims were last listed, and the slots that other nodes held then.
     taken: Mutex<Option<(Instant, Arc<HashSet<String>>)>>,
 }
 
 // === impl Claims ===
 
 impl Claims {
-    /// Creates the claims of `owner`. The Leases are in `namespace`. No request is sent.
+    /// The claims of `owner`, as Leases in `namespace`. No request is sent.
     pub fn new(api: Api, namespace: &str, owner: ClaimOwner, settings: ClaimSettings) -> Self {
         let path = format!("/apis/coordination.k8s.io/v1/namespaces/{namespace}/leases");
         Self {
@@ -107,18 +108,18 @@ impl Claims {
         }
     }
 
-    /// The node that owns the claims.
     pub fn owner(&self) -> &ClaimOwner {
         &self.owner
     }
 
     /// The names of the slots that this node holds.
     ///
-    /// Without a resourceVersion, the server would read all Leases of the namespace from etcd for a list by label. The list
-    /// therefore comes from the server's cache, which may be stale. A separate read confirms each listed claim.
+    /// For a list by label without a resourceVersion, the server would read all Leases of the
+    /// namespace from etcd. So the list comes from the server's cache, and because that may be
+    /// stale, a separate read confirms each listed claim.
     ///
     /// # Errors
-    /// Any [`Failure`]. The claims are then unknown, which does not mean that the node has no claims.
+    /// Any [`Failure`]. The claims are then unknown, which does not mean that the node has none.
     pub async fn mine(&self) -> Result<BTreeSet<String>, Failure> {
         let mut found = BTreeSet::new();
         let selector = format!("{NODE_LABEL}={}", self.owner.uid);
@@ -187,9 +188,9 @@ impl Claims {
         Ok(all)
     }
 
-    /// Reads the slots that different nodes hold, and remembers the slots for [`ClaimSettings::list_for`]. The list comes from the
-    /// server's cache, which serves ten thousand nodes at once and has no pages. The cache may be stale, but a create request
-    /// always gets the current state.
+    /// Reads which slots other nodes hold, and remembers them for [`ClaimSettings::list_for`]. The
+    /// list comes from the server's cache, which serves ten thousand nodes at once and has no
+    /// pages. It may be stale, but a create request always gets the current state.
     ///
     /// Returns the slots that the list shows as this node's own.
     ///
@@ -247,11 +248,12 @@ impl Claims {
 
     /// Claims a free slot; `None` if all slots are taken.
     ///
-    /// The first [`ClaimSettings::blind`] names are tried in the caller's order. If all of these slots are taken, many nodes compete
-    /// for the same slots. The remaining free names are then tried in random order, with a new list of claims after every
-    /// [`ClaimSettings::blind`] refusals. Each new list may show that an untried slot has become free. No name is tried twice. Only
-    /// the first try reads the holder of a refused slot. A node's own slot is the first name, and an earlier process of this
-    /// node may have claimed the slot.
+    /// The first [`ClaimSettings::blind`] names are tried in the caller's order. If all of these
+    /// slots are taken, many nodes compete for the same ones, so the remaining free names are tried
+    /// in random order, with a new list of claims after every [`ClaimSettings::blind`] refusals,
+    /// because an untried slot may have become free. No name is tried twice. Only the first try
+    /// reads the holder of a refused slot: a node's own slot is the first name, and an earlier
+    /// process of this node may have claimed it.
     ///
     /// # Errors
     /// A [`Failure`] that is not retryable, or that persists after [`ClaimSettings::tries`] retries.
@@ -264,7 +266,7 @@ impl Claims {
         let blind = self.settings.blind.max(1);
         let known = self.recently_taken();
         let mut check_holder = true;
-        // Slots that were taken in the last list. The slots may be free in the next list.
+        // Slots that were taken in the last list; they may be free in the next one.
         let mut untried: Vec<String> = Vec::new();
         let mut tries = 0;
         while tries < blind {
@@ -311,8 +313,8 @@ impl Claims {
         }
     }
 
-    /// Tries to claim a slot, and pauses at random after a refusal. Returns whether this node holds the slot. `check_holder`:
-    /// read the holder of a refused slot.
+    /// Tries to claim a slot, and pauses at random after a refusal. Returns whether this node holds
+    /// it. `check_holder`: read the holder of a refused slot.
     async fn try_for(
         &self,
         name: &str,
@@ -373,8 +375,9 @@ impl Claims {
         }
     }
 
-    /// Like [`Claims::claim`], but reads the holder of a refused slot only if `check_holder` is set. Usually [`Claims::mine`]
-    /// already names this node's slots. After a lost answer the claim may exist, so the flag is set for the further tries.
+    /// Like [`Claims::claim`], but reads the holder of a refused slot only if `check_holder` is
+    /// set, because [`Claims::mine`] usually names this node's slots already. After a lost answer
+    /// the claim may exist, so the flag is set for the further tries.
     async fn try_claim(
         &self,
         name: &str,
@@ -391,7 +394,8 @@ impl Claims {
         if !refused && !failure.is_uncertain() {
             return Err(failure);
         }
-        // The server may have created the claim although the answer was lost. The claim would then refuse every later try.
+        // The server may have created the claim although the answer was lost, and it would then
+        // refuse every later try.
         check_holder.store(true, Ordering::Relaxed);
         match self.holder(name).await? {
             Some(holder) if holder.uid == self.owner.uid => Ok(ClaimOutcome::Ours),
@@ -501,7 +505,8 @@ impl Claims {
         retry(policy, request, || {}).await
     }
 
-    /// The slots that different nodes hold. Empty if the last list is older than [`ClaimSettings::list_for`].
+    /// The slots that other nodes hold; empty if the last list is older than
+    /// [`ClaimSettings::list_for`].
     fn recently_taken(&self) -> Arc<HashSet<String>> {
         let taken = lock(&self.taken);
         let current = taken

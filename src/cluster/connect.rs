@@ -29,9 +29,8 @@ pub enum ConnectError {
     /// The kubeconfig can't be used.
     #[error("the kubeconfig {origin} can't be used")]
     Kubeconfig {
-        /// The file, and the flag or variable that named the file.
+        /// The file, and the flag or variable that named it.
         origin: String,
-        /// The cause.
         #[source]
         source: Box<kube::config::KubeconfigError>,
     },
@@ -45,16 +44,14 @@ pub enum ConnectError {
     Client {
         /// The source of the configuration.
         origin: String,
-        /// The cause.
         #[source]
         source: Box<kube::Error>,
     },
 }
 
-/// A client for the API server, and the client's configuration.
+/// A client for the API server, and its configuration.
 #[derive(Clone)]
 pub struct Connection {
-    /// The client.
     pub client: kube::Client,
     /// The agent's namespace: from the pod, or from the kubeconfig's context.
     pub namespace: String,
@@ -150,7 +147,7 @@ fn files_of_variable(value: &str) -> Vec<PathBuf> {
 /// # Errors
 /// The configuration is not usable for a client.
 pub fn from_config(mut config: kube::Config, origin: String) -> Result<Connection, ConnectError> {
-    // The callers retry failed requests themselves, since each caller has its own backoff and counters.
+    // The callers retry failed requests themselves, because each has its own backoff and counters.
     config.default_retry = false;
     config.connect_timeout = Some(CONNECT);
     config
@@ -205,7 +202,6 @@ pub enum NodeNameError {
         "the node name {name:?} from {origin} is invalid: use lower-case letters, digits, '-' and '.', begin and end with a letter or digit, at most 253 characters"
     )]
     Invalid {
-        /// The name.
         name: String,
         /// The source of the name.
         origin: &'static str,

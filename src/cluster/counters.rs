@@ -43,7 +43,7 @@ named! {
         ReviewToken => "review_token",
         /// A SubjectAccessReview of a caller of the agent.
         ReviewAccess => "review_access",
-        /// Any remaining request through [`Api`](super::Api).
+        /// Any other request through [`Api`](super::Api).
         Other => "other",
     }
 }
@@ -70,7 +70,7 @@ named! {
         TooManyRequests => "too_many_requests",
         /// 5xx.
         Server => "server",
-        /// A refusal with a different code.
+        /// A refusal with another code.
         Refused => "refused",
         /// An answer that can't be decoded.
         InvalidResponse => "invalid_response",

@@ -12,17 +12,20 @@
 //! a hundred times as large as what its user needs. The [`Subscriber`] owns the decoded objects and the reports to people. What
 //! differs between the users is in [`Collection`]. The rules:
 //!
-//! - **A failure removes nothing.** The subscriber gets a complete list or nothing. An answer of a different kind is a failure.
-//! - **A reconnect is cheap.** A watch continues from the last resourceVersion. Broken connections are common, so a watch that
-//!   worked may break without a report.
+//! - **A failure removes nothing.** The subscriber gets a complete list or nothing. An answer of
+//!   another kind is a failure.
+//! - **A reconnect is cheap.** A watch continues from the last resourceVersion. Broken connections
+//!   are common, so a watch that worked may break without a report.
 //! - **A watch that ends at once has failed.** A proxy may accept and end each watch, and a retry without a wait would send
 //!   requests without end. A watch works after its first line, or after [`SHORT_LIVED`].
-//! - **Three failures need a new list**: 410 Gone, 404, and [`MAX_INVALID`] invalid answers in a row. 404 means that the
-//!   collection does not exist. A later collection of the same name has different objects.
-//! - **A random pause comes before each list**, of at most [`Collection::spread`], since a restarted server answers all nodes
-//!   with 410. The first 410 shows that the server works again and restarts the backoff. Only a repeated 410 makes the wait longer.
-//! - **A streaming list saves requests.** A server without streaming lists refuses the request, or sends no final bookmark.
-//!   A plain list then replaces the streaming list.
+//! - **Three failures need a new list**: 410 Gone, 404, and [`MAX_INVALID`] invalid answers in a
+//!   row. 404 means that the collection does not exist, and a later one of the same name has
+//!   different objects.
+//! - **A random pause comes before each list**, of at most [`Collection::spread`], since a
+//!   restarted server answers all nodes with 410. The first 410 shows that the server works again,
+//!   so it restarts the backoff, and only a repeated 410 makes the wait longer.
+//! - **A streaming list saves requests.** A server without streaming lists refuses the request, or
+//!   sends no final bookmark. A plain list then takes its place.
 //! - **Plain lists come from the server's cache.** A server before 1.34 answers a list with `limit`, and one before 1.31 any list
 //!   without a resourceVersion, by reading every object of the cluster from etcd, whatever the selector. With thousands of nodes
 //!   that would overload the server. So the list has no `limit`, and names a version: the first list takes what the cache has,
@@ -66,8 +69,8 @@ use super::{Api, Call, ErrorKind, Failure, Jitter};
 /// A watch without any line and with a shorter lifetime counts as failed.
 pub(super) const SHORT_LIVED: Duration = Duration::from_secs(2);
 
-/// After this many invalid answers in a row, all objects are listed again. A watch from the same resourceVersion would send an
-/// invalid line again, and a list skips the line.
+/// After this many invalid answers in a row, all objects are listed again. A watch from the same
+/// resourceVersion would send an invalid line again, while a list skips it.
 const MAX_INVALID: u32 = 3;
 
 /// After silent watches of this total lifetime, all objects are listed again. A server sends a bookmark about every minute.
@@ -109,7 +112,7 @@ pub(super) struct Collection<T> {
     pub(super) path: Cow<'static, str>,
     /// The `kind` of a list, for example `PodList`.
     pub(super) kind: &'static str,
-    /// Decodes an object. The function also returns a value for an unreadable object.
+    /// Decodes an object. It returns a value for an unreadable one, too.
     pub(super) decode: fn(&Identity, &RawValue) -> T,
     /// Whether the server sends only the metadata of each object.
     pub(super) metadata_only: bool,
@@ -133,7 +136,6 @@ pub(super) struct Collection<T> {
     pub(super) idle: Duration,
     /// The lifetime after which a watch without any line is reported by [`CollectionEvent::Works`].
     pub(super) settled: Duration,
-    /// The waits after failures.
     pub(super) backoff: BackoffPolicy,
 }
 
@@ -149,8 +151,9 @@ pub(super) enum CollectionEvent<T> {
     Works,
     /// A request failed, or a watch broke. A retry follows.
     Failed(Failure),
-    /// No request is sent until a time, although the server may answer by now. Without the time, a status that only has the last
-    /// failure would seem wrong to whoever sees that the server works.
+    /// No request is sent until then, although the server may answer by now. Without the time, a
+    /// status that has only the last failure would seem wrong to whoever sees that the server
+    /// works.
     Waits { next: AfterPause, until: Timestamp },
 }
 
@@ -276,7 +279,8 @@ impl<T, S: Subscriber<T>> Informer<T, S> {
         mut watch: WatchStream,
         mut has_data: bool,
     ) -> Result<(), Failure> {
-        // The lifetime starts with the server's answer. A slow server would otherwise seem to have served a watch.
+        // The lifetime starts with the server's answer, because a slow server would otherwise seem
+        // to have served a watch.
         let began = Instant::now();
         let settled_at = began + self.collection.settled;
         let mut works = false;
@@ -380,7 +384,8 @@ impl<T, S: Subscriber<T>> Informer<T, S> {
         WatchStream::open(&self.api, calls.1, path, &params, version).await
     }
 
-    /// Lists all objects by a streaming list. The same connection then sends the changes. `None` if a plain list is needed.
+    /// Lists all objects by a streaming list, whose connection then sends the changes. `None` if a
+    /// plain list is needed.
     async fn stream_all(&mut self) -> Result<Option<WatchStream>, Failure> {
         let Some(limit) = self.collection.streaming else {
             return Ok(None);
@@ -404,7 +409,8 @@ impl<T, S: Subscriber<T>> Informer<T, S> {
                 Ok(Some(watch))
             }
             Ok(None) => {
-                // A server without streaming lists treats the request as a plain watch. A busy server is only slow.
+                // A server without streaming lists treats the request as a plain watch, while a
+                // busy server is only slow.
                 tracing::info!(
                     "a streaming list sent no final bookmark in time: {path} is read by a plain list"
                 );
@@ -538,7 +544,8 @@ impl<T, S: Subscriber<T>> Informer<T, S> {
     async fn failed(&mut self, failure: Failure) -> Duration {
         let too_old = failure.is_expired();
         if too_old && !self.too_old {
-            // The server answers again, so the wait starts over. Only a repeated 410 makes the wait longer.
+            // The server answers again, so the wait starts over; only a repeated 410 makes it
+            // longer.
             self.collection.backoff.reset();
         }
         self.too_old |= too_old;

@@ -30,7 +30,8 @@ pub(super) struct List<'a> {
     pub(super) metadata_only: bool,
 }
 
-/// One page of a list. The objects stay text, so that memory holds the small structs of the caller and one page.
+/// One page of a list. The objects stay text, so that memory holds only one page and the caller's
+/// small structs.
 #[derive(Deserialize)]
 struct ListPage {
     #[serde(default)]
@@ -89,8 +90,8 @@ impl<'a> List<'a> {
     }
 }
 
-/// Reads all pages and passes each object to `take`. Returns the list's resourceVersion, or an empty string
-/// if the server sends no version.
+/// Reads all pages and passes each object to `take`. Returns the list's resourceVersion, or an
+/// empty string if the server sends none.
 ///
 /// # Errors
 /// Any [`Failure`] of a request, or of `take`.
@@ -110,7 +111,8 @@ pub(super) async fn list(
         };
         let request = request.map_err(|error| api.unbuilt(error))?;
         let page: ListPage = api.ask(wanted.call, request).await?;
-        // The request succeeded, so the client has counted a success.
+        // The client has counted the request as a success, so a page of the wrong kind is counted
+        // as a failure here.
         let (items, metadata) = page
             .of(wanted.kind)
             .inspect_err(|failure| api.counters().failed(failure.kind()))?;

@@ -16,9 +16,10 @@
 //! server reported the deletion, and a failed read removes nothing from a node. Pure functions decide what to write
 //! ([`node::plan`], [`events::Book`], [`pods::PodCache`]); the remaining code sends and receives.
 //!
-//! [`Api`] is a layer over `kube::Client`, which keeps credentials, TLS and connections. The layer adds `Retry-After` for
-//! answers without a Status, a deadline for each request, a size bound for each answer, and counters. `list` reads every
-//! collection page by page, `informer` follows a collection with a list and a watch, and `retry` repeats single requests.
+//! [`Api`] is a layer over `kube::Client`, which keeps credentials, TLS and connections. It adds
+//! `Retry-After` for answers without a Status, a deadline for each request, a size bound for each
+//! answer, and counters. `list` reads every collection page by page, `informer` follows a
+//! collection with a list and a watch, and `retry` repeats single requests.
 
 #![warn(clippy::too_many_lines, clippy::excessive_nesting)]
 

@@ -1,10 +1,11 @@
 //! This node's Node: its labels and taints. Labels are written by server-side apply, all keys at once, only on a difference,
 //! and never with force.
 //!
-//! **An apply never recreates a deleted Node.** Server-side apply creates a missing object. Every apply therefore carries the
-//! uid of the Node that was read. The server answers 409 Conflict if the Node is missing, and 422 if a new Node has the name.
-//! A `resourceVersion` gives no protection: the server creates the object anyway. In addition, the agent has no permission to
-//! create Nodes.
+//! **An apply never recreates a deleted Node.** Server-side apply creates a missing object, so
+//! every apply carries the uid of the Node that was read. The server then answers 409 Conflict if
+//! the Node is missing, and 422 if a new Node has the name. A `resourceVersion` would not protect,
+//! because the server creates the object anyway. In addition, the agent has no permission to create
+//! Nodes.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -23,17 +24,14 @@ const NODES: &str = "/api/v1/nodes";
 /// The fields of a Node that the agent reads.
 #[derive(Debug, Clone, PartialEq, Default)]
 pub struct OwnNode {
-    /// The Node's name.
     pub name: String,
-    /// The API server's uid. A replaced Node has a new uid.
+    /// The API server's uid. A replaced Node has a new one.
     pub uid: String,
     /// All labels.
     pub labels: BTreeMap<String, String>,
     /// The resourceVersion, for writes that must fail after a change.
     pub version: String,
-    /// Whether the Node is cordoned.
     pub cordoned: bool,
-    /// The Node's taints.
     pub taints: Vec<Taint>,
     /// The keys of the labels that the agent applied.
     pub own_labels: BTreeSet<String>,
@@ -41,10 +39,9 @@ pub struct OwnNode {
     pub owners: BTreeMap<String, String>,
 }
 
-/// A label that the agent wants to set, and that a different manager has set to a different value.
+/// A label that the agent wants to set, and that another manager has set to another value.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct LabelConflict {
-    /// The label's key.
     pub key: String,
     /// The wanted value. Empty if the label should be absent, or if the value is not known yet.
     pub wanted: String,
@@ -87,7 +84,7 @@ pub enum LabelStep {
     Nothing,
     /// Apply exactly these labels. The server removes any label that the agent applied before and that is missing here.
     Apply(BTreeMap<String, String>),
-    /// Different managers have set some of the labels. Nothing is written.
+    /// Other managers have set some of the labels, so nothing is written.
     Conflict(Vec<LabelConflict>),
 }
 
@@ -96,11 +93,12 @@ pub enum LabelStep {
 pub enum ApplyOutcome {
     /// The write succeeded. The value is the new state of the Node.
     Done(Box<OwnNode>),
-    /// Different managers have set some of the labels. Nothing was written.
+    /// Other managers have set some of the labels, so nothing was written.
     Conflict(Vec<LabelConflict>),
     /// The Node was deleted. Nothing was written.
     Gone,
-    /// A new Node has the name, or the Node has changed. Nothing was written. The caller must read the Node again.
+    /// A new Node has the name, or the Node has changed. Nothing was written, and the caller must
+    /// read the Node again.
     Replaced,
 }
 
@@ -122,14 +120,14 @@ pub async fn read(api: &Api, name: &str) -> Result<Option<OwnNode>, Failure> {
 /// The step after which the agent applies exactly the labels in `wanted`. After a successful step, the next step is
 /// [`LabelStep::Nothing`].
 ///
-/// The step removes any label that the agent applied and that is missing from `wanted`. The caller must know from a ScenePlan
-/// that the label should go.
+/// The step removes any label that the agent applied and that is missing from `wanted`, so the
+/// caller must know from a ScenePlan that the label should go.
 pub fn plan(node: &OwnNode, wanted: &BTreeMap<String, String>) -> LabelStep {
     let conflicts: Vec<LabelConflict> = wanted
         .iter()
         .filter_map(|(key, value)| {
             let found = node.labels.get(key).filter(|found| *found != value)?;
-            // The agent may change the value of a label that no different manager owns.
+            // The agent may change the value of a label that no other manager owns.
             let manager = node.owners.get(key);
             if node.own_labels.contains(key) && manager.is_none() {
                 return None;
@@ -196,9 +194,10 @@ pub async fn apply(
 
 /// Sets the taints of the Node that was read. The write fails if the Node has changed since the read.
 ///
-/// A write replaces the whole list of taints, and the node controller writes the same list. Like the node controller, the
-/// agent sends a merge patch with the `resourceVersion` of the read. After any change of the Node, the server refuses the
-/// patch with a conflict, and the result is [`ApplyOutcome::Replaced`].
+/// A write replaces the whole list of taints, and the node controller writes the same list. Like
+/// the node controller, the agent therefore sends a merge patch with the `resourceVersion` of the
+/// read. After any change of the Node, the server refuses it with a conflict, and the result is
+/// [`ApplyOutcome::Replaced`].
 ///
 /// # Errors
 /// Any [`Failure`] that is not one of the outcomes of [`ApplyOutcome`].
@@ -226,7 +225,8 @@ pub async fn set_taints(
     }
 }
 
-/// Checks that the answer is the requested Node and has a uid. Claims need the uid as owner and as label.
+/// Checks that the answer is the requested Node and has a uid, because claims need it as owner and
+/// as label.
 fn own(read: NodeAnswer, name: &str) -> Result<OwnNode, Failure> {
     let node = OwnNode::from(read);
     if node.name != name || node.uid.is_empty() {
@@ -240,7 +240,7 @@ fn own(read: NodeAnswer, name: &str) -> Result<OwnNode, Failure> {
     Ok(node)
 }
 
-/// The outcome for an expected refusal of an apply; `None` for any unexpected refusal.
+/// The outcome for an expected refusal of an apply; `None` for any other.
 fn outcome(
     status: &Status,
     node: &OwnNode,
@@ -275,7 +275,7 @@ fn outcome(
     match status.code {
         409 if !conflicts.is_empty() => Some(ApplyOutcome::Conflict(conflicts)),
         409 if status.message.contains("uid mismatch") => Some(ApplyOutcome::Gone),
-        // An apply without a uid would create the Node. The agent's role does not permit the creation.
+        // An apply without a uid would create the Node, which the agent's role does not permit.
         403 if status.message.contains("cannot create resource") => Some(ApplyOutcome::Gone),
         404 => Some(ApplyOutcome::Gone),
         422 if causes.iter().any(|cause| cause.field == "metadata.uid") => {

@@ -22,7 +22,6 @@ pub(super) struct Objects<T> {
     pub(super) degraded: Option<String>,
 }
 
-/// The sender of the known objects.
 struct Publisher<T> {
     path: String,
     published: watch::Sender<Objects<T>>,
@@ -86,7 +85,8 @@ impl<T: PartialEq> Publisher<T> {
         });
     }
 
-    /// Adds or replaces an object. An equal decoded object is not published, for example after a heartbeat of a Node.
+    /// Adds or replaces an object. If it decodes to the same value as before, for example after a
+    /// heartbeat of a Node, nothing is published.
     fn put(&self, key: ObjectName, new: T) {
         self.published.send_if_modified(|published| {
             let changed = published.known.get(&key) != Some(&new);

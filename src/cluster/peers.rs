@@ -25,11 +25,8 @@ const SILENCE_AFTER_LIST: Duration = Duration::from_secs(2);
 /// A pod of a job, with its own IP addresses.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct JobMember {
-    /// The pod's name.
     pub pod: String,
-    /// The pod's role.
     pub role: PodRole,
-    /// The pod's IP addresses.
     pub addresses: Vec<IpAddr>,
 }
 

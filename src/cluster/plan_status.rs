@@ -10,9 +10,10 @@
 //! may make a second claim after a lost answer, and most often gives it up itself within the time that the writer waits. The
 //! removal does no harm then, because both choose the claim to keep by the same rule.
 //!
-//! A cluster has a single writer, the reclaimer. Each write reaches the watches of all agents, so the writer pauses between
-//! two passes. More slots make the pause longer. The writer writes only differences, and only while all three watches work.
-//! A status follows only from the three collections and the stored status, so two writers agree after a write or two.
+//! A cluster has a single writer, the reclaimer. Each write reaches the watches of all agents, so
+//! the writer pauses between two passes, the longer the more slots there are. It writes only
+//! differences, and only while all three watches work. A status follows only from the three
+//! collections and the stored status, so two writers agree after a write or two.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
@@ -71,7 +72,7 @@ impl Default for PlanStatusSettings {
     }
 }
 
-/// Writes the status of each plan, if the status differs from the stored status.
+/// Writes the status of each plan, if it differs from the stored one.
 #[derive(Debug, Clone)]
 pub struct PlanStatusWriter {
     api: Api,
@@ -117,7 +118,7 @@ struct KnownSurplus {
     reported: Option<String>,
 }
 
-/// A status that differs from the stored status.
+/// A status that differs from the stored one.
 struct Difference {
     name: String,
     uid: String,
@@ -132,7 +133,6 @@ struct PlanMetadata {
     generation: Option<i64>,
 }
 
-/// The labels of a Node.
 #[derive(Default, Deserialize)]
 struct LabelledNode {
     metadata: Option<NodeMetadata>,
@@ -146,7 +146,7 @@ struct NodeMetadata {
 // === impl PlanStatusWriter ===
 
 impl PlanStatusWriter {
-    /// Creates a writer. The claims are in `namespace`.
+    /// The claims are in `namespace`.
     pub fn new(api: Api, namespace: &str, settings: PlanStatusSettings) -> Self {
         Self {
             api,
@@ -211,8 +211,8 @@ impl PlanStatusWriter {
         }
     }
 
-    /// Writes each status, also after a failure of an earlier status. Logs each new failure, and returns the last failure.
-    /// `reported` are the logged failures by plan.
+    /// Writes each status, also after a failure of an earlier one. Logs each new failure, and
+    /// returns the last. `reported` are the logged failures by plan.
     async fn write_all(
         &self,
         differences: Vec<Difference>,
@@ -222,7 +222,7 @@ impl PlanStatusWriter {
         for difference in differences {
             match self.write(&difference).await {
                 Ok(()) => drop(reported.remove(&difference.name)),
-                // The plan is deleted. The watch reports the deletion.
+                // The plan is deleted, and the watch reports that.
                 Err(failure) if failure.kind() == ErrorKind::NotFound => {}
                 // The plan is deleted, a new plan has the name, or other writes came in between. The next pass decides again: the
                 // watch publishes no change that leaves the decoded plan equal.
@@ -286,7 +286,7 @@ impl PlanStatusWriter {
         }
     }
 
-    /// Applies a status. With the uid, the server refuses the status for a new plan of the same name.
+    /// Applies a status. The uid makes the server refuse it for a new plan of the same name.
     async fn write(&self, difference: &Difference) -> Result<(), Failure> {
         let Difference { name, uid, status } = difference;
         let object = json!({

@@ -32,7 +32,7 @@ mod controller;
 /// The number of objects on a page. Memory holds a page at a time, and a Job with hundreds of hosts in the environment is large.
 const PAGE: u32 = 50;
 
-/// The maximum age of the lists for a delete. New lists show workers that came later.
+/// The maximum age of the lists for a delete. Newer lists show workers that came later.
 const MAX_AGE: Duration = Duration::from_secs(5);
 
 /// The number of lists in a round after which changed objects wait for the next round.
@@ -124,7 +124,8 @@ struct ListAge {
 // === impl ListAge ===
 
 impl ListAge {
-    /// Whether the lists are too old for another delete. After a slow list, the lists may still serve for a single delete.
+    /// Whether the lists are too old for another delete. After a slow list, they may still serve
+    /// for a single one.
     fn is_too_old(&mut self) -> bool {
         let old = self.tried && self.listed.elapsed() > MAX_AGE;
         self.tried = true;
@@ -247,7 +248,7 @@ impl Reclaimer {
                     let note = format!("can't delete {} {}: {failure}", name.0, name.2);
                     self.tell(job, true, "ReclaimFailed", note);
                     round.failed.push((name.0, name.1, name.2, failure));
-                    // Reclaim finds a job by the job's servers. So the servers stay until every task is deleted.
+                    // Reclaim finds a job by its servers, so they stay until every task is deleted.
                     if item.kind == ItemKind::Job {
                         return false;
                     }
@@ -266,8 +267,8 @@ impl Reclaimer {
         false
     }
 
-    /// All objects of jobs that ask to be reclaimed. The list of the servers precedes the list of the workers. So no server in a
-    /// decision is newer than the list of workers.
+    /// All objects of jobs that ask to be reclaimed. The servers are listed before the workers, so
+    /// that no server in a decision is newer than the list of workers.
     async fn list_items(&self) -> Result<Vec<Arc<ReclaimItem>>, Failure> {
         let reclaimable = format!("{RECLAIM_LABEL}={PS}");
         let mut items = self
@@ -285,8 +286,8 @@ impl Reclaimer {
             .filter_map(|item| item.labels.name.as_ref());
         let [name, ..] = TASK_LABELS;
         let names: BTreeSet<String> = servers.filter(|name| !name.is_empty()).cloned().collect();
-        // Only Jobs of training jobs with servers matter. Finished Jobs are large and stay in the cluster, so the remaining Jobs
-        // are not listed.
+        // Only Jobs of training jobs with servers matter. The others are not listed, because
+        // finished Jobs are large and stay in the cluster.
         for names in selectors(&names) {
             let selector = format!("{reclaimable},{name} in ({names})");
             items.extend(
@@ -376,7 +377,8 @@ impl Reclaimer {
         }
     }
 
-    /// Names the TFJobs that keep parameter servers forever. Only the TFJob operator deletes objects of a TFJob.
+    /// Names the TFJobs that keep parameter servers forever, because only the TFJob operator
+    /// deletes objects of a TFJob.
     async fn hints(&self) -> Vec<String> {
         let mut hints = Vec::new();
         let take = |job: &RawValue| {
@@ -491,7 +493,7 @@ fn item(kind: ItemKind, object: &RawValue) -> Result<ReclaimItem, Failure> {
 // === impl StatusFields ===
 
 impl StatusFields {
-    /// The outcome of a Job, by the Job's conditions. Counts of ended pods do not matter.
+    /// The outcome of a Job, by its conditions. Counts of ended pods do not matter.
     fn outcome(self) -> JobOutcome {
         let conditions = self.conditions.unwrap_or_default();
         let holds = |kind: &str| {

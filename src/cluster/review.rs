@@ -88,8 +88,9 @@ impl Reviewer {
 
     /// Reviews whether the token's user may read the path.
     ///
-    /// If the API server fails, a caller stays allowed until 15 minutes after the last answer that allowed the caller. A
-    /// server that refuses the agent's own request, for example with 403, has not failed.
+    /// If the API server fails, a caller stays allowed until 15 minutes after the last answer that
+    /// allowed it. A server that refuses the agent's own request, for example with 403, has not
+    /// failed.
     ///
     /// # Errors
     /// Any [`Failure`] of the API server.
@@ -203,7 +204,7 @@ impl Reviewer {
                 .any(|audience| self.audiences.contains(audience))
     }
 
-    /// Creates a review. The API server stores no review, and answers with the result.
+    /// Creates a review. The API server does not store it, and answers with the result.
     async fn create<T: DeserializeOwned>(
         &self,
         call: Call,
@@ -240,7 +241,8 @@ fn access_review(user: UserInfo, path: &str) -> SubjectAccessReview {
     }
 }
 
-/// Removes the token from a failure. A proxy or an admission webhook may repeat the request in its answer.
+/// Removes the token from a failure, because a proxy or an admission webhook may repeat the request
+/// in its answer.
 fn without_token(failure: Failure, token: &str) -> Failure {
     let hide = |text: &str| text.replace(token, HIDDEN);
     match failure {

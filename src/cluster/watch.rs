@@ -24,25 +24,23 @@ pub(super) struct Change {
     pub(super) object: Box<RawValue>,
 }
 
-/// The kind of a change.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum ChangeKind {
     /// The object is new or changed.
     Put,
     /// The object was deleted.
     Deleted,
-    /// No object changed. The object has only a newer resourceVersion.
+    /// No object changed; this one has only a newer resourceVersion.
     Bookmark,
 }
 
-/// A line of a watch.
 #[derive(Deserialize)]
 struct WatchLine {
     r#type: String,
     object: Box<RawValue>,
 }
 
-/// The metadata of an object. The metadata is readable even if the remaining fields are not.
+/// The metadata of an object, which is readable even if the remaining fields are not.
 #[derive(Default, Deserialize)]
 struct ObjectHead {
     metadata: Option<Identity>,
@@ -72,7 +70,7 @@ impl WatchStream {
     /// Opens a watch of the collection `path`, from a resourceVersion. A streaming list has an empty version.
     ///
     /// # Errors
-    /// Any [`Failure`]; the counters include the failure.
+    /// Any [`Failure`]; the counters include it.
     pub(super) async fn open(
         api: &Api,
         call: Call,
@@ -87,7 +85,7 @@ impl WatchStream {
     /// Like [`WatchStream::open`], but the server sends only the metadata of each object.
     ///
     /// # Errors
-    /// Any [`Failure`]; the counters include the failure.
+    /// Any [`Failure`]; the counters include it.
     pub(super) async fn open_metadata(
         api: &Api,
         call: Call,
@@ -112,8 +110,8 @@ impl WatchStream {
     /// The next change, or `None` at the end of the watch. Cancel safe.
     ///
     /// # Errors
-    /// The connection broke, no data came within `idle`, a line is invalid, or the server sent an error. The counters do not
-    /// include the failure.
+    /// The connection broke, no data came within `idle`, a line is invalid, or the server sent an
+    /// error. The counters do not include the failure yet.
     pub(super) async fn next(&mut self, idle: Duration) -> Result<Option<Change>, Failure> {
         let Some(line) = self.lines.next(idle).await? else {
             return Ok(None);

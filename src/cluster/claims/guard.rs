@@ -1,4 +1,4 @@
-//! [`ClaimGuard`]: watches a claim, to notice the deletion of the claim at once.
+//! [`ClaimGuard`]: watches a claim, to notice its deletion at once.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -15,28 +15,26 @@ use crate::cluster::{Backoff, Failure, Jitter};
 /// A watch with a shorter lifetime counts as failed.
 const SHORT_LIVED: Duration = Duration::from_secs(2);
 
-/// The state of the claim, as the watch reports.
+/// The state of the claim, as the watch reports it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ClaimState {
     /// The watch is not open, so the state is unknown.
     Unknown,
     /// The node holds the claim.
     Ours,
-    /// The claim was deleted, or a different node holds the slot.
+    /// The claim was deleted, or another node holds the slot.
     Lost,
 }
 
 /// The watch of a claim. Dropping the guard ends the watch.
 #[derive(Debug)]
 pub struct ClaimGuard {
-    /// The claim's name.
     pub name: String,
     owner: ClaimOwner,
     standing: watch::Receiver<ClaimState>,
     _task: AbortOnDropHandle<()>,
 }
 
-/// The settings of the watch.
 #[derive(Debug, Clone)]
 pub struct WatchSettings {
     /// The requested duration of a watch, in seconds.
@@ -95,8 +93,9 @@ impl ClaimGuard {
 
 /// The task of a guard.
 ///
-/// The task is no informer. A collection of one object needs no list: a GET after the start of the watch confirms the claim,
-/// and the watch can begin from the server's cache. After a failure, the state of the claim is unknown.
+/// It is no informer, because a collection of one object needs no list: a GET after the start of
+/// the watch confirms the claim, and the watch can begin from the server's cache. After a failure,
+/// the state of the claim is unknown.
 struct Watcher {
     claims: Arc<Claims>,
     name: String,
@@ -136,8 +135,8 @@ impl Watcher {
         }
     }
 
-    /// Opens a watch and reads its lines until the end. `opened` gets the time from which the watch counts: a slow server's
-    /// answers are no lifetime of a watch.
+    /// Opens a watch and reads its lines until the end. `opened` gets the time from which its
+    /// lifetime counts, so that the wait for a slow server's answers is no part of it.
     async fn watch_once(&mut self, opened: &mut Option<Instant>) -> Result<(), Failure> {
         let version = self.version.clone();
         let from = version.as_deref().unwrap_or("0");

@@ -7,9 +7,7 @@ use serde_json::value::RawValue;
 /// The node that owns the claims.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct ClaimOwner {
-    /// The Node's name.
     pub node: String,
-    /// The Node's uid.
     pub uid: String,
 }
 
@@ -24,7 +22,8 @@ pub struct Holder {
     pub lease: String,
 }
 
-/// The fields of a Lease that name the holder. The struct is small, since the agent often reads many Leases.
+/// The fields of a Lease that name the holder. There are few, because the agent often reads many
+/// Leases.
 #[derive(Deserialize)]
 pub(super) struct BriefLease {
     pub(super) metadata: BriefMetadata,

@@ -61,7 +61,8 @@ pub struct Book {
 // === impl Book ===
 
 impl Book {
-    /// Creates a book. News repeated within `window` count on the same Event. The limit of writes per minute is `per_minute`.
+    /// News repeated within `window` count on the same Event. The limit of writes per minute is
+    /// `per_minute`.
     pub fn new(window: Duration, per_minute: u32) -> Self {
         let per_minute = f64::from(per_minute);
         Self {
@@ -159,8 +160,8 @@ impl Book {
         unwritten.map(|entry| entry.written_at + COUNT_AGAIN).min()
     }
 
-    /// Forgets the Event on which `news` counts. The next occurrence creates a new Event. The pod's other Events with the same
-    /// reason stay: a pod has an Event for each container.
+    /// Forgets the Event on which `news` counts, so that the next occurrence creates a new one. The
+    /// pod's other Events with the same reason stay: a pod has an Event for each container.
     pub fn forget(&mut self, news: &EventDetails) {
         let key = (news.uid.clone(), news.reason);
         let Some(entries) = self.entries.get_mut(&key) else {

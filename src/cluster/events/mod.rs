@@ -1,10 +1,11 @@
 //! Events on pods (CPUs assigned, refusals, kept values of the user) and on this node's Node.
 //!
-//! [`Recorder::tell`] never waits and never fails. The recorder puts the news into a short queue, and a task writes the
-//! Events. A repetition raises the count of the existing Event. A flapping pod costs a write for the second, fourth, eighth …
-//! occurrence only. The last count is written within a minute, and when the agent stops. A node writes at most
-//! [`EventSettings::per_minute`] times a minute. News above the limit are dropped and counted. Events are for people; `/status`
-//! shows the state.
+//! [`Recorder::tell`] never waits and never fails: it puts the news into a short queue, and a task
+//! writes the Events. A repetition raises the count of the existing Event, and because only the
+//! second, fourth, eighth … occurrence is written, a flapping pod costs few writes. The last count
+//! is written within a minute, and when the agent stops. A node writes at most
+//! [`EventSettings::per_minute`] times a minute; news above the limit are dropped and counted.
+//! Events are for people; `/status` shows the state.
 //!
 //! `kube::runtime::events::Recorder` (read in `kube-runtime` 5.0.0) sends a request for each call and lets the caller wait for
 //! it. It writes every repetition, has no limit, and does not try again if the request fails.
@@ -39,7 +40,8 @@ const LONGEST_NOTE: usize = 1024;
 /// The shortest time between two rounds of writes of counts.
 const COUNTS_EVERY: Duration = Duration::from_secs(5);
 
-/// The longest part of a pod's name in an Event's name. The name has at most 253 characters, and the random suffix needs 17.
+/// The longest part of a pod's name in an Event's name, which has at most 253 characters. The
+/// random suffix needs 17 of them.
 const LONGEST_NAME: usize = 253 - 17;
 
 /// How Events are written.
@@ -178,7 +180,7 @@ impl Writer {
         self.write_counts(true).await;
     }
 
-    /// Writes the due counts. With `all`, writes every unwritten count.
+    /// Writes the due counts or, with `all`, every unwritten one.
     async fn write_counts(&mut self, all: bool) {
         while let Some((news, step)) = self.book.unwritten(Instant::now().into_std(), all) {
             if let EventWrite::Count { event, count } = step {
@@ -189,7 +191,6 @@ impl Writer {
         self.not_before = Instant::now() + COUNTS_EVERY;
     }
 
-    /// Creates an Event.
     async fn create(&mut self, subject: EventSubject, news: &EventDetails) {
         let pod: String = news.pod.chars().take(LONGEST_NAME).collect();
         let name = format!("{pod}.{:016x}", self.jitter.bits());
@@ -215,7 +216,6 @@ impl Writer {
         }
     }
 
-    /// Writes the count of an Event.
     async fn count(&mut self, news: &EventDetails, event: &str, count: u32) {
         let series = EventSeries {
             count: i32::try_from(count).unwrap_or(i32::MAX),
@@ -233,7 +233,8 @@ impl Writer {
         };
         match self.send(Call::PatchEvent, &request).await {
             Ok(()) => {}
-            // The API server deletes Events after an hour. The next occurrence creates a new Event.
+            // The API server deletes Events after an hour, so the next occurrence creates a new
+            // one.
             Err(failure) if failure.kind() == ErrorKind::NotFound => self.book.forget(news),
             Err(failure) => self.lost(news, &failure),
         }

@@ -1,13 +1,12 @@
 //! [`EventDetails`]: what the recorder and its book of written Events share.
 
-/// The content of an Event on a pod or Node.
+/// The content of an Event on a pod, a Node or a Job. On a Node or a Job, `pod` and `uid` are its
+/// name and uid.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct EventDetails {
-    /// The pod's namespace.
     pub namespace: String,
-    /// The pod's name.
     pub pod: String,
-    /// The pod's uid at the API server.
+    /// The uid at the API server.
     pub uid: String,
     /// Whether the Event has the type `Warning`: a person should act.
     pub warning: bool,

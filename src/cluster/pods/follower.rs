@@ -10,7 +10,8 @@ use crate::cluster::{Api, Call, ErrorKind, Failure};
 
 /// Follows the pods of a node until the receiver of `out` is dropped.
 ///
-/// The task never fails. Failures are counted, reported as [`PodsEvent::Degraded`], and followed by a retry.
+/// It never fails: failures are counted, reported as [`PodsEvent::Degraded`], and followed by a
+/// retry.
 pub async fn follow(
     api: Api,
     node: String,
@@ -39,7 +40,6 @@ pub async fn follow(
     }
 }
 
-/// The sender of the changes.
 struct PodsSender {
     api: Api,
     out: mpsc::Sender<PodsEvent>,

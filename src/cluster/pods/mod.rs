@@ -3,11 +3,13 @@
 //! [`follow`] is a task that reads all pods of the node once and then watches for changes. The task keeps no pods: a pod is
 //! read and reduced once, and its receivers share it. [`PodCache`] tells them what has changed. The rules:
 //!
-//! - **An empty cache does not mean "no pods".** The task sends no pods before the first complete list. A pod is gone if the
-//!   server reports the deletion, or if a complete list lacks the pod. A failed read removes no pod.
+//! - **An empty cache does not mean "no pods".** The task sends no pods before the first complete
+//!   list. A pod is gone if the server reports the deletion, or if a complete list lacks it. A
+//!   failed read removes none.
 //! - **The known pods stay** while the API is unreachable, slow or sends invalid answers. The task sends
 //!   [`PodsEvent::Degraded`] once per reason.
-//! - **An unreadable pod keeps its last state.** [`PodsEvent::Unreadable`] names the pod. The remaining pods are still read.
+//! - **An unreadable pod keeps its last state.** [`PodsEvent::Unreadable`] names it, and the others
+//!   are still read.
 //!
 //! The module `cluster::informer` sends the requests, and has the rules for broken watches, repeated lists and silent
 //! connections.
@@ -43,9 +45,7 @@ pub enum PodsEvent {
     Deleted {
         /// The API server's uid.
         uid: String,
-        /// Namespace.
         namespace: String,
-        /// Name.
         name: String,
     },
     /// The new state of a pod is unreadable. The last readable state stays.
@@ -68,15 +68,14 @@ pub enum PodsEvent {
     },
 }
 
-/// The settings of the watch.
 #[derive(Debug, Clone, PartialEq)]
 pub struct PodWatchSettings {
     /// Whether to try a streaming list before a plain list.
     pub streaming: bool,
     /// The requested duration of a watch, in seconds.
     pub watch_seconds: u32,
-    /// The longest time without data before the watch is closed. Bookmarks come about every minute, but no server guarantees
-    /// bookmarks. Closing a working connection costs a request.
+    /// The longest time without data before the watch is closed. Bookmarks come about every minute,
+    /// but no server guarantees them, and closing a working connection costs a request.
     pub idle: Duration,
     /// The longest time until the final bookmark of a streaming list.
     pub initial: Duration,

@@ -1,8 +1,8 @@
 //! [`Reclaimer::watch`]: runs a round as soon as the watches show a job that can be reclaimed.
 //!
-//! The watches only decide when a round is due. The round lists the objects again and decides by the lists, so a watch with
-//! old objects causes no delete. Without working watches, for example without the right to watch, a round follows every
-//! [`UNWATCHED`].
+//! The watches only decide when a round is due. The round lists the objects again and decides by
+//! these lists, so a watch with old objects causes no delete. Without working watches, for example
+//! without the right to watch, a round follows every [`UNWATCHED`].
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -37,7 +37,6 @@ const LONGEST_WAIT: Duration = Duration::from_secs(300);
 /// The known objects of jobs that ask to be reclaimed. `None` for an unreadable object.
 type Items = watch::Receiver<Objects<Option<Arc<ReclaimItem>>>>;
 
-/// The watched objects.
 struct WatchedObjects {
     deployments: Items,
     services: Items,
@@ -253,7 +252,8 @@ impl Reclaimer {
     }
 }
 
-/// The server's `Retry-After` for a round that must be repeated soon. The outer `None` means that no repeat is necessary.
+/// The server's `Retry-After` for a round that must be repeated soon. The outer `None` means that
+/// it needs no repeat.
 fn retry_after_round(round: &Result<ReclaimRound, Failure>) -> Option<Option<Duration>> {
     match round {
         Err(failure) => Some(failure.retry_after()),

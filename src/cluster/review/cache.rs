@@ -22,8 +22,8 @@ const KEPT_FOR: Duration = Duration::from_secs(900);
 /// How long an allowed caller gets no new review after a failed review.
 const RETRY_AFTER: Duration = Duration::from_secs(30);
 
-/// The most reviews of unknown callers in each [`WINDOW`]. The bound protects the API server. A caller is unknown unless
-/// the cache has an answer of the last [`KEPT_FOR`] that allowed the caller.
+/// The most reviews of unknown callers in each [`WINDOW`]. The bound protects the API server. A
+/// caller is unknown unless the cache has an answer of the last [`KEPT_FOR`] that allowed it.
 const MAX_UNKNOWN: u32 = 30;
 
 /// The time in which [`MAX_UNKNOWN`] reviews are possible.
@@ -73,7 +73,7 @@ struct CacheEntry {
 #[derive(Default)]
 pub(super) struct ReviewCache {
     entries: HashMap<CallerKey, CacheEntry>,
-    /// The start of the current window, and the number of unknown callers reviewed in the window.
+    /// The start of the current window, and the number of unknown callers reviewed since.
     window: Option<(Instant, u32)>,
 }
 
@@ -149,7 +149,8 @@ impl ReviewCache {
         kept
     }
 
-    /// Removes the answer about a caller. The caller's next review counts as the review of an unknown caller.
+    /// Removes the answer about a caller, whose next review then counts as that of an unknown
+    /// caller.
     pub(super) fn remove(&mut self, caller: &CallerKey) {
         self.entries.remove(caller);
     }

@@ -1,7 +1,8 @@
 //! [`CurrentSlot`]: the slot that a Node has now, and the label keys that pods may depend on.
 //!
-//! Usually the Node's labels name the slot. Labels no longer name a slot after a change of the plan's keys, or after the
-//! removal of a label by hand. Running pods may still depend on the remaining labels, so the plan's `onBusy` still applies.
+//! Usually the Node's labels name the slot. After a change of the plan's keys, or after somebody
+//! removed a label by hand, they no longer do. Running pods may still depend on the labels that are
+//! left, so the plan's `onBusy` still applies.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -19,7 +20,7 @@ const MOST_COMPARED: usize = 10_000;
 #[derive(Debug)]
 pub(super) struct CurrentSlot<'a> {
     node: &'a OwnNode,
-    /// The slot, if labels, memory or claims name a slot.
+    /// The slot, if labels, memory or claims name one.
     pub(super) slot: Option<Slot>,
     /// The keys of the labels that pods may depend on.
     keys: BTreeSet<String>,
@@ -27,7 +28,7 @@ pub(super) struct CurrentSlot<'a> {
 
 /// The slot that a Node's labels name, by a plan's keys.
 ///
-/// Aliases are ignored: labels from before the addition of an alias still name the slot.
+/// Aliases are ignored, so that labels from before the addition of an alias still name the slot.
 pub(super) fn labelled(plan: &ScenePlan, node: &OwnNode) -> Option<Slot> {
     let keys = LabelKeys {
         aliases: BTreeMap::new(),
@@ -44,7 +45,8 @@ pub(super) fn labelled(plan: &ScenePlan, node: &OwnNode) -> Option<Slot> {
 impl<'a> CurrentSlot<'a> {
     /// The Node's current slot; `None` if no pod can depend on labels: no plan's labels name a slot, and no applied label exists.
     ///
-    /// `plan`, if any, comes before the remaining plans. `wants` is the slot that `plan` wants for the Node.
+    /// `plan`, if any, comes before the other plans. `wants` is the slot that `plan` wants for the
+    /// Node.
     pub(super) fn of(
         input: SlotDecisionInput<'a>,
         memory: &DecisionState,
@@ -99,7 +101,8 @@ impl<'a> CurrentSlot<'a> {
             .collect()
     }
 
-    /// Whether the Node's slot is known to differ from `wants`. Without a slot in `wants`, the slot always differs.
+    /// Whether the Node's slot is known to differ from `wants`. Without a slot in `wants`, it
+    /// always does.
     pub(super) fn is_another(&self, wants: Option<&Slot>) -> bool {
         wants.is_none() || self.slot.as_ref().is_some_and(|slot| Some(slot) != wants)
     }
@@ -142,8 +145,8 @@ fn slot_without_labels(
         .iter()
         .filter_map(|lease| plans().find_map(|plan| of_lease(plan, lease)))
         .collect();
-    // A node claims a slot before the node gets the labels. So with two claims, the wanted slot may still lack labels, and the
-    // second slot is the current slot.
+    // A node claims a slot before it gets the labels. So with two claims, the wanted slot may still
+    // lack labels, and the other one is the current slot.
     let former = claimed.iter().find(|slot| Some(*slot) != wants);
     former.or(claimed.first()).cloned()
 }

@@ -1,7 +1,8 @@
 //! [`decide()`]: the node's next action, as a function of the observed state.
 //!
-//! [`decide()`] returns a single [`SlotAction`]. The caller carries out the action and calls [`decide()`] again with the new
-//! state, until no action is left. A restart after a crash therefore continues in the same order:
+//! [`decide()`] returns a single [`SlotAction`]. The caller carries it out and calls [`decide()`]
+//! again with the new state, until no action is left. A restart after a crash therefore continues
+//! in the same order:
 //!
 //! - To take a slot: claim the slot, set the labels, set the taint, release unneeded claims.
 //! - To give up a slot: remove the taint, remove the labels, release the claims.
@@ -12,14 +13,16 @@
 //! - a plan that has the node as a candidate,
 //! - or the plan that gave the node the labels or claims.
 //!
-//! The deletion of an active plan, or a plan for different nodes, removes nothing. Otherwise, a deleted and reinstalled
-//! CustomResourceDefinition, or an etcd that lost the plans, would remove every label in the cluster.
+//! The deletion of an active plan, or a plan for other nodes, removes nothing. Otherwise, a deleted
+//! and reinstalled CustomResourceDefinition, or an etcd that lost the plans, would remove every
+//! label in the cluster.
 //!
 //! A plan may order the removal, and be deleted while the node still waits for pods (`onBusy: wait`). The node therefore
 //! notes the order in a label of its own, [`LEAVING_LABEL`], and follows it without the plan.
 //!
-//! **A slot belongs to the node that holds its claim.** A node whose slot another node has claimed meanwhile gives up the
-//! labels at once, whatever `onBusy` says. Otherwise two nodes would carry the same index.
+//! **A slot belongs to the node that holds its claim.** A node whose slot another node has claimed
+//! meanwhile gives up the labels at once, whatever `onBusy` says, because two nodes would otherwise
+//! carry the same index.
 
 use std::collections::BTreeMap;
 
@@ -37,14 +40,13 @@ use crate::scene::{
 /// The prefix of the keys of Pinfold's taints, for any plan.
 const OUR_TAINTS: &str = "pinfold.io/";
 
-/// The next action.
 #[derive(Debug, Clone, PartialEq)]
 pub enum SlotAction {
     /// Claim a free slot of the plan's active case.
     Claim {
         /// The slots of the case.
         slots: Slots,
-        /// The only acceptable slot, if labels of a different field manager name a slot of the case.
+        /// The only acceptable slot, if labels of another field manager name a slot of the case.
         only: Option<Slot>,
     },
     /// Apply exactly the given labels.
@@ -58,7 +60,6 @@ pub enum SlotAction {
 /// The node's phase, and the next action.
 #[derive(Debug, Clone, PartialEq)]
 pub struct SlotDecision {
-    /// The phase.
     pub phase: Phase,
     /// The reason for the phase, as a sentence.
     pub says: String,
@@ -103,7 +104,7 @@ pub fn decide(input: SlotDecisionInput<'_>, memory: &DecisionState) -> SlotDecis
     }
 }
 
-/// A plan's name and generation. Without a generation, the resourceVersion takes the generation's place.
+/// A plan's name and generation. Without a generation, the resourceVersion takes its place.
 pub(super) fn version(plan: &ScenePlan) -> PlanVersion {
     let metadata = &plan.metadata;
     let version = metadata.generation.map(|generation| generation.to_string());
@@ -243,14 +244,14 @@ impl Judge<'_> {
         }
     }
 
-    /// The node needs a slot of the active case, and holds no claim on a slot of the case.
+    /// The node needs a slot of the active case, and holds no claim on any of them.
     fn claim(&self, plan: &ScenePlan, slots: Slots) -> SlotDecision {
         let keys = &plan.spec.labels;
         let case = format!("scene {} case {}", slots.scene(), slots.case());
         let labelled = self
             .labelled_slot(plan)
             .filter(|slot| slots.position(slot).is_some());
-        // A claim is useless if labels of a different field manager rule out every slot of the case.
+        // A claim is useless if labels of another field manager rule out every slot of the case.
         let known = BTreeMap::from([(&keys.scene, slots.scene()), (&keys.case, slots.case())]);
         let conflicts = self.label_conflicts(keys, |key| {
             let of = keys
@@ -406,9 +407,10 @@ impl Judge<'_> {
         verdict
     }
 
-    /// The decision to keep the current labels, by the plan's rule for busy nodes. `None` if the labels may change to the
-    /// labels of the slot `wants`. Without a slot in `wants`, the question is the removal of the labels. Without a plan, the
-    /// node waits, because only a plan with `onBusy: wait` leaves a node without a plan behind.
+    /// The decision to keep the current labels, by the plan's rule for busy nodes. `None` if they
+    /// may change to those of the slot `wants`, or may be removed if there is no such slot. Without
+    /// a plan, the node waits, because only a plan with `onBusy: wait` leaves a node without a plan
+    /// behind.
     fn keep_if_busy(&self, plan: Option<&ScenePlan>, wants: Option<&Slot>) -> Option<SlotDecision> {
         let current = CurrentSlot::of(self.input, self.memory, plan, wants)?;
         if self.is_lost(plan, current.slot.as_ref()) {
@@ -482,7 +484,8 @@ impl Judge<'_> {
             .is_some_and(|(plan, slot)| self.input.lost.contains(&slot.lease_name(name_of(plan))))
     }
 
-    /// Labels with the plan's keys that a different field manager has set to values other than `wanted`.
+    /// Labels with the plan's keys that another field manager has set to values other than
+    /// `wanted`.
     fn label_conflicts(
         &self,
         keys: &LabelKeys,

@@ -1,4 +1,4 @@
-//! Labels of a Node and of a claim, and the claims and slots that follow from the labels.
+//! Labels of a Node and of a claim, and the claims and slots that follow from them.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -7,7 +7,7 @@ use super::plans::{Plans, name_of};
 use crate::cluster::node::OwnNode;
 use crate::scene::{LabelKeys, ScenePlan, Slot, Slots, WantedSlot, value_fault};
 
-/// The maximum number of claims to read by name. A list costs less than more reads.
+/// The most claims that are read by name. A list costs less than more reads.
 const MOST_NAMED: usize = 3;
 
 /// The label of a Lease that names the plan, for administrators.
@@ -25,8 +25,8 @@ pub(super) fn usual(node: &OwnNode) -> BTreeMap<String, String> {
         .collect()
 }
 
-/// The claims that the Node's labels name: a claim for each plan that finds a slot in the labels. Plans with an explicit list
-/// of nodes need no claims. Empty if a list costs less than the reads.
+/// The claims that the Node's labels name: one for each plan that finds a slot in them. Plans with
+/// an explicit list of nodes need no claims. Empty if a list costs less than the reads.
 pub(super) fn named(plans: &Plans, node: &OwnNode) -> BTreeSet<String> {
     let plans = plans
         .plans

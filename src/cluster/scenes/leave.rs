@@ -24,10 +24,12 @@ pub struct RemovedItems {
     pub claims: Vec<String>,
 }
 
-/// Removes Pinfold's applied labels, taints and claims from a Node. With `dry_run`, only returns the items.
+/// Removes Pinfold's applied labels, taints and claims from a Node. With `dry_run`, only returns
+/// them.
 ///
-/// A taint belongs to Pinfold if the key has Pinfold's prefix, or if a plan in `plans` has the same taint. Labels and taints
-/// of different origin stay. The function is idempotent. A running agent would restore everything.
+/// A taint belongs to Pinfold if its key has Pinfold's prefix, or if a plan in `plans` has the same
+/// taint. Labels and taints of other origin stay. The function is idempotent, but a running agent
+/// would restore everything.
 ///
 /// # Errors
 /// Any [`Failure`]; completed removals stay.
@@ -56,7 +58,7 @@ pub async fn leave(
         if dry_run {
             return Ok(left);
         }
-        // A failed removal, for example without permission, does not stop the remaining removals.
+        // A failed removal, for example without permission, does not stop the others.
         let (changed, mut failed) = remove_labels_and_taints(api, &node, plans).await;
         if changed {
             continue;

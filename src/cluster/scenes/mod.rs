@@ -6,23 +6,27 @@
 //!  pods of the node ────────────┘      └─ State ──> /status, Events
 //! ```
 //!
-//! [`Scenes::run`] is the task. The task reads, carries out the [`SlotAction`]s of [`decide()`], and waits. [`decide()`] is a
-//! function of values, without I/O. The rules:
+//! [`Scenes::run`] is the task: it reads, carries out the [`SlotAction`]s of [`decide()`], and
+//! waits. [`decide()`] is a function of values, without I/O. The rules:
 //!
-//! - **Missing data takes nothing away.** The task decides only after all plans were read, and only while the plans can be followed.
-//!   A node loses a label or a claim only by a readable plan that covers the node. A deleted plan, or an empty list of plans,
-//!   removes nothing (see [`decide()`]).
-//! - **No slot has two nodes.** A node claims a slot before it sets the labels, and removes the labels before it releases the
-//!   claim. The nodes of an explicit list need no claims.
-//! - **Terminal failures**, which an administrator must repair, are retried seldom and reported once, as an Event on the Node.
-//! - **An idle node writes nothing.** The node keeps one watch of the plans (a request in about five minutes) and one watch of
-//!   the own claim. The node reads the own Node every [`SceneSettings::node_read_interval`].
-//! - **Ten thousand nodes** see a change at the same moment. Each node waits for a random time, which grows with the number of
-//!   slots in the plans.
+//! - **Missing data takes nothing away.** The task decides only after all plans were read, and only
+//!   while they can be followed. A node loses a label or a claim only by a readable plan that
+//!   covers the node. A deleted plan, or an empty list of plans, removes nothing (see
+//!   [`decide()`]).
+//! - **No slot has two nodes.** A node claims a slot before it sets the labels, and removes the
+//!   labels before it releases the claim. The nodes of an explicit list need no claims.
+//! - **Terminal failures**, which an administrator must repair, are retried seldom and reported
+//!   once, as an Event on the Node.
+//! - **An idle node writes nothing.** It keeps one watch of the plans (a request in about five
+//!   minutes) and one of its own claim, and reads its own Node every
+//!   [`SceneSettings::node_read_interval`].
+//! - **Ten thousand nodes** see a change at the same moment, so each waits for a random time, which
+//!   grows with the number of slots in the plans.
 //!
-//! A watch of the plans costs one request in five minutes and reports a change at once. An equally prompt poll would cost
-//! sixty requests. The own Node is not watched: each kubelet heartbeat would be an event of 10 kB or more, and no change of
-//! the Node is urgent. A node watches only the own claim, by name.
+//! A watch of the plans costs one request in five minutes and reports a change at once, while an
+//! equally prompt poll would cost sixty requests. The own Node is not watched, because each kubelet
+//! heartbeat would be an event of 10 kB or more, and no change of the Node is urgent. Of the
+//! claims, a node watches only its own, by name.
 
 mod cluster_objects;
 mod current_slot;

@@ -47,7 +47,7 @@ named! {
         Waiting => "waiting",
         /// The slot should have changed while pods of the old slot ran, and the plan's `onBusy` is `refuse`.
         Refused => "refused",
-        /// A different field manager has set labels with the plan's keys to different values.
+        /// Another field manager has set labels with the plan's keys to other values.
         Conflict => "conflict",
         /// Several active plans want the node.
         Disputed => "disputed",
@@ -58,14 +58,12 @@ named! {
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct SlotState {
-    /// The phase.
     pub phase: Phase,
     /// The reason for the phase, as a sentence.
     pub says: String,
     /// The plan that wants the node, or that gave the node the slot.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub plan: Option<String>,
-    /// The node's slot.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub slot: Option<Slot>,
     /// The labels on the Node that Pinfold has applied.
@@ -75,7 +73,7 @@ pub struct SlotState {
     pub usual: Option<BTreeMap<String, String>>,
     /// The names of the Leases that the node holds.
     pub claims: BTreeSet<String>,
-    /// Conflicting labels of different field managers, as sentences.
+    /// Conflicting labels of other field managers, as sentences.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub conflicts: Vec<String>,
     /// The reason for a failed change of the taints.
@@ -100,22 +98,19 @@ pub struct Scenes {
 /// The input of [`decide()`](super::decide()): the observed state.
 #[derive(Debug, Clone, Copy)]
 pub struct SlotDecisionInput<'a> {
-    /// All plans.
     pub plans: &'a Plans,
-    /// The own Node.
     pub node: &'a OwnNode,
     /// The names of the Leases that the node holds.
     pub claims: &'a BTreeSet<String>,
     /// The names of the Leases that the node's labels name and that other nodes hold.
     pub lost: &'a BTreeSet<String>,
-    /// The pods that run on the node.
     pub pods: &'a RunningPods,
 }
 
 /// A state of a plan: the plan's name and generation.
 pub(super) type PlanVersion = (String, String);
 
-/// State between two decisions. A restart loses this state without harm.
+/// State between two decisions, which a restart loses without harm.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct DecisionState {
     /// The node's last plan and slot.
@@ -182,8 +177,8 @@ impl Scenes {
         )
     }
 
-    /// Prefers the slot that the node had before the agent started, if the slot is free. A recreated Node has neither labels
-    /// nor claims that name the slot.
+    /// Prefers the slot that the node had before the agent started, if it is free. A recreated Node
+    /// has neither labels nor claims that name it.
     #[must_use]
     pub fn with_last(mut self, before: Option<(String, Slot)>) -> Self {
         self.before = before;

@@ -6,7 +6,6 @@ use crate::cluster::backoff::BackoffPolicy;
 use crate::cluster::claims;
 use crate::cluster::informer::RELIST_SPREAD;
 
-/// Times and limits for the scenes of a node.
 #[derive(Debug, Clone, PartialEq)]
 pub struct SceneSettings {
     /// The mean time between two reads of the own Node on an idle node. Each pause is 0.5 to 1.5 times as long.
@@ -30,7 +29,6 @@ pub struct SceneSettings {
     pub watch_seconds: u32,
     /// The longest time without data before a watch counts as broken.
     pub idle: Duration,
-    /// The settings of the claims.
     pub claims: claims::ClaimSettings,
 }
 

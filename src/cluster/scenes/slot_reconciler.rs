@@ -235,8 +235,9 @@ impl SlotReconciler {
         Ok(())
     }
 
-    /// Reads the Node's labels with the default keys, from any field manager, and publishes the labels. Variables of
-    /// containers need the labels before the first pass, which waits for a random time. The first pass repeats a failed read.
+    /// Reads the Node's labels with the default keys, from any field manager, and publishes them.
+    /// Variables of containers need them before the first pass, which waits for a random time and
+    /// repeats a failed read.
     async fn publish_default_labels(&self) {
         let Ok(Some(node)) = node::read(&self.scenes.api, &self.scenes.node).await else {
             return;
@@ -275,8 +276,8 @@ impl SlotReconciler {
         Ok(())
     }
 
-    /// Reads the claims that the Node's labels name. If the node holds none of these claims, a list from the server's cache
-    /// finds the node's claims.
+    /// Reads the claims that the Node's labels name. If the node holds none of them, a list from
+    /// the server's cache finds those that it has.
     async fn observe_first(&self, node: OwnNode) -> Result<NodeState, PassError> {
         let Scenes {
             api,
@@ -305,8 +306,8 @@ impl SlotReconciler {
         })
     }
 
-    /// Reads the claims that no watch confirms. The second read also lists the claims: an agent may have ended before the
-    /// release of a claim, and the labels do not name such a claim.
+    /// Reads the claims that no watch confirms. The second read also lists the claims, because an
+    /// agent may have ended before it released a claim that the labels do not name.
     async fn observe_again(&self, node: OwnNode, last: NodeState) -> Result<NodeState, PassError> {
         let NodeState {
             claims,

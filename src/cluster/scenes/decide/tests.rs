@@ -209,7 +209,7 @@ fn labels_and_claims_stay_without_a_readable_plan_for_the_node() {
     unreachable.plans.degraded = Some("the server is away".to_owned());
     stays(&unreachable, "nothing is changed: the server is away");
     stays(&held(vec![]), "no other plan covers this node");
-    // A plan with different nodes and different scenes.
+    // A plan for other nodes, with other scenes.
     let elsewhere = json!({"nodes": {"names": ["x"]}, "scenes": [{"scene": "7", "groups": [{"name": "m"}], "cases": [{"case": "1", "nodes": {"m": 1}}]}]});
     stays(
         &held(vec![plan("other", Some(("7", "1")), elsewhere.clone())]),
@@ -554,7 +554,7 @@ fn differing_labels_of_a_different_field_manager_are_a_conflict() {
         panic!()
     };
     assert_eq!(slot.index, 2);
-    // Labels of a different field manager stay if no plan wants the node.
+    // Labels of another field manager stay if no plan wants the node.
     let mut idle = world(&[("SCENCE", "1"), ("CASE", "2"), ("INDEX", "2")]);
     idle.plans.plans = vec![plan("p", None, Value::Null)];
     assert_eq!(

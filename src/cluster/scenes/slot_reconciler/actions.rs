@@ -11,7 +11,6 @@ use crate::scene::{LEAVING_LABEL, ScenePlan, Slot, Slots};
 // === impl SlotReconciler ===
 
 impl SlotReconciler {
-    /// Carries out an action of a decision.
     pub(super) async fn carry_out(
         &mut self,
         action: SlotAction,
@@ -84,7 +83,7 @@ impl SlotReconciler {
         };
         let (claims, mine) = (&state.claims, &mut state.mine);
         if was_spare || !state.complete {
-            // A list costs less than many failed tries. The list may also show a forgotten own claim.
+            // A list costs less than many failed tries, and may also show a forgotten own claim.
             let own = claims.look_around().await?;
             let own = claims
                 .confirm(own.difference(mine).cloned().collect::<Vec<_>>())
