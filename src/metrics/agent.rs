@@ -54,7 +54,7 @@ impl AgentMetrics {
     /// New counters. Every cause of drift is present from the start with the value 0.
     ///
     /// # Errors
-    /// Two families have the same name. The tests exclude this error.
+    /// Two families have the same name, which the tests exclude.
     pub fn new() -> prometheus::Result<Self> {
         let registry = Registry::new();
         let opts = |family: &Family| Opts::new(family.name, family.help);

@@ -1,6 +1,5 @@
 //! The build of the program: version, commit and Cargo features.
 
-/// The version of the package.
 pub const VERSION: &str = env!("CARGO_PKG_VERSION");
 
 /// The commit, from the variable `PINFOLD_COMMIT` at build time; `unknown` without a value.
@@ -9,7 +8,7 @@ pub const COMMIT: &str = match option_env!("PINFOLD_COMMIT") {
     _ => "unknown",
 };
 
-/// Each Cargo feature by name, and whether the build has the feature.
+/// Each Cargo feature by name, and whether the build has it.
 const FEATURES: [(&str, bool); 7] = [
     ("bench", cfg!(feature = "bench")),
     ("demo", cfg!(feature = "demo")),

@@ -3,7 +3,6 @@
 //! the reclaimer, a separate program. `docs/reference/metrics.md` is generated from the tables. `tests/metrics` checks the
 //! names against Prometheus' conventions.
 
-/// A family's type.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum FamilyKind {
     /// A value that never decreases while the object lives.
@@ -16,16 +15,11 @@ pub enum FamilyKind {
     Histogram,
 }
 
-/// A metric family.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Family {
-    /// The family's name.
     pub name: &'static str,
-    /// The family's type.
     pub kind: FamilyKind,
-    /// The help text.
     pub help: &'static str,
-    /// The names of the labels.
     pub labels: &'static [&'static str],
 }
 

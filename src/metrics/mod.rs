@@ -121,8 +121,9 @@ impl Sources {
         self
     }
 
-    /// Also counts the events of containers on shared CPUs, with at most this many descriptors. Each event of a container needs
-    /// a descriptor per CPU. The counters make each switch between containers slower.
+    /// Also counts the events of containers on shared CPUs, with at most this many descriptors.
+    /// Each event of a container needs a descriptor per CPU, and the counters make each switch
+    /// between containers slower.
     #[must_use]
     pub fn counting_shared(mut self, events: perf::PerfEvents, descriptors: usize) -> Self {
         let collectors = &mut self.pages.get_mut().collectors;

@@ -11,8 +11,6 @@ pub type UnknownPeers = BTreeMap<ObjectName, BTreeSet<IpAddr>>;
 /// A pod at the remote end of a connection. The namespace is the training job's.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Peer {
-    /// The pod's name.
     pub pod: String,
-    /// The pod's role in the job.
     pub role: PodRole,
 }

@@ -1,7 +1,8 @@
 //! [`CgroupNumbers`]: a small number for each live cgroup.
 //!
-//! Collectors keep the state of a cgroup at the index of its number. A scrape would otherwise look up a long path a dozen
-//! times. After a pause between scrapes the path's memory is out of the caches, and a look-up costs more than reading a file.
+//! Collectors keep the state of a cgroup at the index of its number, because a scrape would
+//! otherwise look up a long path a dozen times. After a pause between scrapes the path's memory is
+//! out of the caches, and a look-up costs more than reading a file.
 
 use std::collections::HashMap;
 
@@ -27,8 +28,8 @@ struct NumberedCgroup {
 // === impl CgroupNumbers ===
 
 impl CgroupNumbers {
-    /// Returns the number of each cgroup in the list of all live cgroups. Calls `gone` with the number of each cgroup that
-    /// is missing in the list.
+    /// Returns the number of each cgroup in the list of all live cgroups. Calls `gone` with the
+    /// number of each one that is missing in it.
     pub(super) fn assign<'a>(
         &mut self,
         cgroups: impl Iterator<Item = &'a str>,

@@ -1,7 +1,8 @@
 //! The collector `connections`: the number of the pods' TCP connections, their round-trip times, and their waiting times.
 //!
-//! A sample enters each pod's network namespace and asks the kernel for the connections. A sample takes too long for a scrape,
-//! so a background task takes the samples. A scrape writes the last sample and the totals of all samples.
+//! A sample enters each pod's network namespace and asks the kernel for the connections. That takes
+//! too long for a scrape, so a background task takes the samples, and a scrape writes the last one
+//! and the totals of all of them.
 
 mod connection_totals;
 mod peer_directory;
@@ -34,7 +35,7 @@ use pod_netns::{NetnsOwners, PodNetns, PodNetnsList};
 /// the remaining limit is left out.
 const MAX_CONNECTIONS: usize = 50_000;
 
-/// Takes the samples, and keeps the totals. The background task and the collector share the sampler.
+/// Takes the samples, and keeps the totals. The background task and the collector share it.
 #[derive(Debug)]
 pub(in crate::metrics) struct ConnectionSampler {
     unified: Option<Unified>,

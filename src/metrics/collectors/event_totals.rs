@@ -13,7 +13,7 @@ pub(super) struct CountedOwner<'a> {
     pub(super) cpus: CpuSet,
 }
 
-/// The counters to close and to open, so that the counters follow the owners.
+/// The counters to close and to open, so that they follow the owners.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub(super) struct CounterPlan {
     /// CPUs whose counters are closed. A new owner's counters may open on the same CPU.
@@ -66,8 +66,8 @@ pub(super) fn plan(
     plan
 }
 
-/// Chooses at most `most` containers on shared CPUs. The lowest rank comes first. Among equal ranks, containers with open
-/// counters come first.
+/// Chooses at most `most` containers on shared CPUs. The lowest rank comes first, and among equal
+/// ranks the containers with open counters.
 pub(super) fn choose<'a>(
     is_open: impl Fn(&str) -> bool,
     wanted: &[(&'a str, u8)],
@@ -148,12 +148,10 @@ impl EventTotals {
         true
     }
 
-    /// The totals of a container.
     pub(super) fn get(&self, cgroup: &str) -> Option<&ContainerTotals> {
         self.totals.get(cgroup)
     }
 
-    /// Whether no container has totals.
     pub(super) fn is_empty(&self) -> bool {
         self.totals.is_empty()
     }

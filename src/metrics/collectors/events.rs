@@ -99,8 +99,8 @@ impl EventCollector {
         }
     }
 
-    /// Closes and opens counters, so that the counters follow the owners. Returns whether the time was enough, and the number
-    /// of owners without counters by reason.
+    /// Closes and opens counters, so that they follow the owners. Returns whether the time was
+    /// enough, and the number of owners without counters by reason.
     ///
     /// # Errors
     /// The machine has no counters, or denies permission.
@@ -199,8 +199,8 @@ impl EventCollector {
         complete
     }
 
-    /// Writes the totals of the counted containers. An event that some CPU of a container lacks has no series. The sum of the
-    /// remaining CPUs would look like the sum of all CPUs.
+    /// Writes the totals of the counted containers. An event that some CPU of a container lacks has
+    /// no series, because the sum of the other CPUs would look like the sum of all.
     fn write(&self, page: &mut Page, scrape: &Scrape<'_>) {
         let lines = |families: &[&'static Family], page: &mut Page| -> Vec<Lines> {
             families.iter().map(|family| page.lines(family)).collect()

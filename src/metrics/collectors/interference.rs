@@ -39,7 +39,8 @@ impl Collector for InterferenceCollector {
         let cgroups = &scrape.host.cgroups;
         let owners = || {
             scrape.containers.iter().filter_map(|container| {
-                // Only a fully effective assignment counts. The owner's time on further CPUs would look like interference.
+                // Only a fully effective assignment counts, because the owner's time on further
+                // CPUs would look like interference.
                 let cpus = container
                     .state
                     .own()

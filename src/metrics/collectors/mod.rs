@@ -142,7 +142,7 @@ impl Collectors {
         all
     }
 
-    /// Adds a collector, or replaces the collector with the same name.
+    /// Adds a collector, or replaces the one with the same name.
     fn put(&mut self, collector: Box<dyn Collector>) {
         let rank = |name: &str| COLLECTORS.iter().position(|known| *known == name);
         let name = collector.name();
@@ -178,7 +178,6 @@ impl Collectors {
         self.put(Box::new(sockets::SocketsCollector::new(cgroup_root, trees)));
     }
 
-    /// Adds the collector `connections`.
     pub(super) fn add_connections(&mut self, sampler: std::sync::Arc<ConnectionSampler>) {
         self.put(Box::new(connections::ConnectionsCollector(sampler)));
     }

@@ -59,7 +59,7 @@ pub(super) struct MeasuredContainer<'a> {
     pub(super) labels: Labels,
     /// The process ids; `None` if the list could not be read.
     pub(super) processes: Option<Vec<i32>>,
-    /// The number of threads by the `pids` controller, if the container has the controller.
+    /// The number of threads by the `pids` controller, if the container has it.
     pub(super) pids_current: Option<usize>,
     /// CPU seconds, from the collector `cgroup`.
     pub(super) cpu_seconds: Option<f64>,
@@ -71,7 +71,7 @@ pub(super) struct MeasuredContainer<'a> {
 #[derive(Debug, Clone, Copy)]
 pub(super) struct ThreadCount {
     pub(super) threads: usize,
-    /// Run delay in nanoseconds, if the kernel counts run delay.
+    /// Run delay in nanoseconds, if the kernel counts it.
     pub(super) run_delay: Option<u64>,
 }
 
@@ -147,8 +147,8 @@ pub(super) fn is_measured(namespaces: &BTreeSet<String>, namespace: &str) -> boo
     namespaces.is_empty() || namespaces.contains(namespace)
 }
 
-/// The containers that have a cgroup. During the replacement of a pod, two containers may have the same name. The running
-/// container then counts.
+/// The containers that have a cgroup. During the replacement of a pod, two containers may have the
+/// same name, and then the running one counts.
 pub(super) fn measured_containers<'a>(
     snapshot: &'a Snapshot,
     namespaces: &BTreeSet<String>,
@@ -186,7 +186,8 @@ pub(super) fn measured_containers<'a>(
     containers
 }
 
-/// The pods by namespace and name, each with its cgroup's path. Of two pods with the same name, the running pod counts.
+/// The pods by namespace and name, each with its cgroup's path. Of two pods with the same name, the
+/// running one counts.
 pub(super) fn pods<'a>(
     containers: &[MeasuredContainer<'a>],
 ) -> BTreeMap<(&'a str, &'a str), (&'a str, &'a ContainerState)> {
@@ -205,7 +206,6 @@ pub(super) fn pods<'a>(
     pods
 }
 
-/// The labels of a pod's series.
 pub(super) fn pod_labels(state: &ContainerState) -> Labels {
     Labels::new(&[("namespace", &state.namespace), ("pod", &state.pod)])
 }

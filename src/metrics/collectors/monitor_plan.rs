@@ -75,7 +75,7 @@ pub(super) fn plan(
         if current.is_none() {
             plan.steps.push(MonitorStep::Make(name.to_owned()));
         }
-        // A CPU leaves its group when the CPU goes offline.
+        // A CPU leaves its group when it goes offline.
         if current != Some(cpus) {
             plan.steps
                 .push(MonitorStep::Bind(name.to_owned(), cpus.clone()));
@@ -87,8 +87,8 @@ pub(super) fn plan(
 /// A counter of a group: the cache, and the scope `total` or `local`.
 pub(super) type CounterKey = (String, &'static str);
 
-/// The memory traffic of each container in bytes. The counters of a new group, or of a new mount, begin at zero. The totals
-/// never decrease.
+/// The memory traffic of each container in bytes. The counters of a new group, or of a new mount,
+/// begin at zero, but the totals never decrease.
 #[derive(Debug, Default)]
 pub(super) struct BandwidthTotals {
     containers: HashMap<String, HashMap<CounterKey, MonitorCounter>>,
@@ -125,7 +125,6 @@ impl BandwidthTotals {
         counters.values_mut().for_each(|counter| counter.last = 0);
     }
 
-    /// Whether no container has totals.
     pub(super) fn is_empty(&self) -> bool {
         self.containers.is_empty()
     }

@@ -1,7 +1,8 @@
 //! The collector `network`: the counters of the pods' own interfaces.
 //!
-//! Each pod's counters are read in the pod's own namespace. A netlink dump of the host's ends of all veth pairs would cost a
-//! tenth, but does not count drops and errors at the pods' ends. Some pods also have no veth pair.
+//! Each pod's counters are read in its own namespace. A netlink dump of the host's ends of all veth
+//! pairs would cost a tenth, but it does not count drops and errors at the pods' ends, and some
+//! pods have no veth pair.
 
 use super::super::families::{
     Family, POD_NETWORK_RECEIVE_BYTES, POD_NETWORK_RECEIVE_ERRORS, POD_NETWORK_RECEIVE_PACKETS,

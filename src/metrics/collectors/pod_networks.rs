@@ -14,7 +14,7 @@ pub(super) enum NetworkScope {
     Pod,
     /// The node.
     Host,
-    /// The namespace is unreadable, or several pods share the namespace.
+    /// The namespace is unreadable, or several pods share it.
     Unknown,
 }
 
@@ -89,8 +89,8 @@ impl PodNetworks {
             .values()
             .all(|pod| pod.readable || pod.namespace.is_some());
         let network = |pod: NetworkCandidate| {
-            // The node's counters, repeated for each pod on the node's network, would be wrong. The same holds for a
-            // namespace that several pods share.
+            // It would be wrong to repeat the node's counters for each pod on the node's network,
+            // or those of a namespace for each of the pods that share it.
             let scope = match (host, pod.namespace) {
                 _ if pod.host_network => NetworkScope::Host,
                 (Some(host), Some(namespace)) if host == namespace => NetworkScope::Host,

@@ -54,7 +54,8 @@ impl Collector for RdmaCollector {
     }
 
     fn collect(&mut self, scrape: &mut Scrape<'_>, page: &mut Page) -> CollectOutcome {
-        // The agent's own /sys shows the devices of the agent's namespace. The machine's first process sees the node's.
+        // The agent's own /sys shows the devices of the agent's namespace, while the machine's
+        // first process sees the node's.
         let node_directory = rdma::directory(&scrape.host.proc.root_of(FIRST_PROCESS));
         let directory = if node_directory.is_dir() {
             node_directory
@@ -71,7 +72,8 @@ impl Collector for RdmaCollector {
         }
         let ports = rdma::ports(&directory);
         write_node(&ports, page);
-        // Other namespaces share a device that the node shows. The device's traffic then belongs to no single pod.
+        // Other namespaces share a device that the node shows, so its traffic belongs to no single
+        // pod.
         let shared = ports.iter().map(|port| port.device.as_str()).collect();
         CollectOutcome::from_complete(write_pods(scrape, &shared, page))
     }
@@ -114,7 +116,8 @@ fn write_pods(scrape: &mut Scrape<'_>, shared: &BTreeSet<&str>, page: &mut Page)
     let networks = scrape.networks();
     let root = scrape.host.root.as_path();
     let mut traffic = FAMILIES.map(|(_, _, family)| Lines::of(family));
-    // In the shared mode, all namespaces have all devices. No pod has its own device, and no pod's root is entered.
+    // In the shared mode, all namespaces have all devices, so no pod has its own, and no pod's root
+    // is entered.
     let exclusive = rdma::is_exclusive(root);
     let own_networks = networks
         .pods

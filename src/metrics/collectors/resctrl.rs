@@ -67,7 +67,7 @@ impl Collector for ResctrlCollector {
             Ok(most) => most,
             Err(error) => return failure(&error),
         };
-        // Under `observe`, the agent makes no groups, and removes the groups of an earlier agent.
+        // Under `observe`, the agent makes no groups, and removes those of an earlier agent.
         let enforced = scrape.snapshot.enforcement != Enforcement::Observe;
         let containers = scrape.containers.iter().filter(|_| enforced);
         let groups: Vec<ResctrlGroup<'_, '_>> = containers.filter_map(group).collect();
@@ -105,7 +105,8 @@ impl ResctrlCollector {
         }
     }
 
-    /// Makes, binds and removes groups, so that the groups follow the owners. Returns whether all steps were carried out.
+    /// Makes, binds and removes groups, so that they follow the owners. Returns whether all steps
+    /// were carried out.
     ///
     /// # Errors
     /// The machine does not let Pinfold monitor, or the groups can't be listed.

@@ -4,9 +4,9 @@ use std::collections::{HashMap, HashSet};
 
 use crate::host::proc::SchedulerCounts;
 
-/// The totals of each cgroup. The counters of a thread disappear with the thread, so a sum over the current threads would
-/// decrease. The totals therefore add up the increase of each thread since the last scrape. The same holds for processes,
-/// if the kernel counts by process.
+/// The totals of each cgroup. A thread's counters disappear with it, so a sum over the current
+/// threads would decrease. The totals add up the increase of each thread since the last scrape
+/// instead. The same holds for processes, if the kernel counts by process.
 #[derive(Debug, Default)]
 pub(super) struct SchedulerTotals {
     /// By the number of the cgroup.
@@ -24,7 +24,7 @@ struct ContainerTasks {
 #[derive(Debug, Clone, Copy, Default)]
 struct TaskTotals {
     counted: SchedulerCounts,
-    /// The start time of a process, which tells the process from a later process with the same id.
+    /// The start time of a process, which tells it from a later process with the same id.
     started: Option<u64>,
 }
 
@@ -62,7 +62,7 @@ impl SchedulerTotals {
         }
         let mut before: HashMap<i32, TaskTotals> = tracked.drain(..).collect();
         let mut handled = HashSet::new();
-        // The kernel may list a task twice while the task moves between cgroups below the container's.
+        // The kernel may list a task twice while it moves between cgroups below the container's.
         for (id, now) in tasks.iter().filter(|(id, _)| handled.insert(*id)) {
             let mut task = before.remove(id).unwrap_or_else(|| TaskTotals {
                 started: started(*id),
@@ -102,8 +102,9 @@ impl TaskTotals {
         total: &mut SchedulerCounts,
     ) {
         if !is_monotonic(&self.counted, now) {
-            // A process may count an ending thread twice for a moment. The same start time then shows the same process.
-            // Otherwise a decrease means a new task with the same id, whose counters started at zero.
+            // A process may count an ending thread twice for a moment. The same start time then
+            // shows that it is the same process. Otherwise a decrease means a new task with the
+            // same id, whose counters started at zero.
             let same = self.started.is_some() && started() == self.started;
             if !same {
                 *self = Self {

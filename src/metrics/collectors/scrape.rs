@@ -16,7 +16,7 @@ use crate::pin::Snapshot;
 
 /// A part of a page: reads some counters and writes their families.
 ///
-/// A collector is called once per page, under the lock that all collectors share. A collector may keep state between
+/// It is called once per page, under the lock that all collectors share, and may keep state between
 /// pages. State that several collectors need belongs into [`Scrape`].
 pub(super) trait Collector: fmt::Debug + Send {
     /// The value of the label `collector`, and the key of the collector's switch.
@@ -25,7 +25,8 @@ pub(super) trait Collector: fmt::Debug + Send {
     /// Writes the collector's families to the page. Returns before the scrape's deadline.
     fn collect(&mut self, scrape: &mut Scrape<'_>, page: &mut Page) -> CollectOutcome;
 
-    /// Drops the state of a container whose cgroup is gone. Another cgroup may get the same number later.
+    /// Drops the state of a container whose cgroup is gone, because another cgroup may get the same
+    /// number later.
     fn forget(&mut self, _number: usize) {}
 
     /// CPU time spent for the collector outside of scrapes.
@@ -117,7 +118,7 @@ impl<'a> Scrape<'a> {
         }
     }
 
-    /// The network of each pod. The first caller finds the networks, and later callers share the result.
+    /// The network of each pod. The first caller finds them, and later callers share the result.
     pub(super) fn networks(&mut self) -> Rc<PodNetworks> {
         if let Some(networks) = &self.networks {
             return Rc::clone(networks);

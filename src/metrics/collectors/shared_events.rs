@@ -1,5 +1,6 @@
-//! Hardware counters of containers on shared CPUs: a group per container and CPU. The kernel switches the groups with the
-//! cgroups, which makes each switch slower. A budget limits the groups, and the default budget is zero.
+//! Hardware counters of containers on shared CPUs: a group per container and CPU. The kernel
+//! switches the groups with the cgroups, which makes each switch slower. A budget therefore limits
+//! the groups, and is zero by default.
 
 use std::collections::{BTreeMap, HashSet};
 use std::fs::File;
@@ -56,8 +57,8 @@ impl SharedCounters {
         }
     }
 
-    /// Closes and opens counters, so that the containers with the lowest ranks have counters. Returns whether the time was
-    /// enough, and the number of containers without counters by reason.
+    /// Closes and opens counters, so that the containers with the lowest ranks have them. Returns
+    /// whether the time was enough, and the number of containers without counters by reason.
     pub(super) fn follow(
         &mut self,
         scrape: &Scrape<'_>,
@@ -92,7 +93,8 @@ impl SharedCounters {
         (true, left_out)
     }
 
-    /// Closes all counters if other CPUs are online than before. Counters on a CPU that was offline have stopped.
+    /// Closes all counters if other CPUs are online than before, because counters on a CPU that was
+    /// offline have stopped.
     fn close_after_cpu_change(&mut self, online: &CpuSet, totals: &mut EventTotals) {
         if self.online != *online {
             self.close_all_except(&[], totals);
@@ -123,7 +125,6 @@ impl SharedCounters {
         ended.iter().for_each(|cgroup| self.close(cgroup, totals));
     }
 
-    /// Adds the open counters of a container.
     fn add(&mut self, cgroup: &str, groups: BTreeMap<u32, CounterGroup>, totals: &mut EventTotals) {
         self.number += 1;
         totals.add_container(cgroup);

@@ -1,5 +1,6 @@
-//! The collector `sockets`: the traffic of the pods' sockets, including pods on the node's network. For pods on the node's
-//! network the collector also reports the TCP counters, which other pods have from their own network namespace.
+//! The collector `sockets`: the traffic of the pods' sockets, including pods on the node's network.
+//! For these, it also reports the TCP counters, which other pods have from their own network
+//! namespace.
 
 use std::collections::{BTreeMap, HashSet};
 use std::path::{Path, PathBuf};
@@ -147,7 +148,8 @@ fn write(
         for (lines, (_, counter)) in lines.iter_mut().zip(FAMILIES) {
             lines.put(&labels, counter(traffic));
         }
-        // A pod keeps the same source of TCP counters. A change would look like a jump or a restart.
+        // A pod keeps the same source of TCP counters, because a change would look like a jump or a
+        // restart.
         if !on_host.contains(&labels) {
             continue;
         }

@@ -117,7 +117,8 @@ fn containers(page: &mut Page, scrape: &Scrape<'_>) {
         if let Some(effective) = &container.state.effective {
             allowed.put(&container.labels, effective.len());
         }
-        // The shared CPUs are no label. Each assignment changes them, which would end the series of all shared containers.
+        // The shared CPUs are no label, because each assignment changes them, which would end the
+        // series of all shared containers.
         if let Some(exclusive) = container.enforced_cpus().filter(|cpus| !cpus.is_empty()) {
             info.put_with(&container.labels, &[("cpus", &exclusive.to_string())], true);
         }

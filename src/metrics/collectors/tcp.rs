@@ -1,8 +1,9 @@
 //! The collector `tcp`: the TCP counters of the pods' own network namespaces.
 //!
-//! The file with the timeouts is several times as long as the file with the segments, and expensive for the kernel to
-//! write. An expired timer usually causes a retransmission or ends a connection, and both change the segment counters. The
-//! timeouts are therefore read only after such a change, and otherwise once a minute for the remaining cases.
+//! The file with the timeouts is several times as long as the one with the segments, and expensive
+//! for the kernel to write. An expired timer usually causes a retransmission or ends a connection,
+//! and both change the segment counters. So the timeouts are read only after such a change, and
+//! otherwise once a minute for the remaining cases.
 
 use std::collections::HashMap;
 use std::time::{Duration, Instant};

@@ -163,7 +163,6 @@ impl ThreadRecords {
         Some(record)
     }
 
-    /// The number of the next turn.
     pub(super) fn next_turn(&mut self) -> u64 {
         self.turn += 1;
         self.turn

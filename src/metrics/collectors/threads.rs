@@ -57,7 +57,8 @@ impl Collector for ThreadsCollector {
                 complete = false;
                 continue;
             };
-            // An unreadable task keeps its place in the totals. Its counts would otherwise count twice.
+            // An unreadable task keeps its place in the totals, because its counts would otherwise
+            // count twice.
             let Some(counts) = scheduler_counts(proc, self.taskstats.as_mut(), processes) else {
                 complete = false;
                 continue;

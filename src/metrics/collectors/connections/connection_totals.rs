@@ -35,7 +35,8 @@ pub(super) struct PodConnections {
     pub(super) busy: u64,
     pub(super) receiver: u64,
     pub(super) buffer: u64,
-    /// Traffic with each peer of the job, and with all remaining peers (`None`). Empty for a pod without a job.
+    /// Traffic with each peer of the job, and with all others (`None`). Empty for a pod without a
+    /// job.
     pub(super) peers: BTreeMap<Option<Peer>, Bytes>,
     /// The connections of the last sample, by cookie.
     last: HashMap<u64, TcpMeasurements>,
@@ -97,11 +98,11 @@ impl ConnectionTotals {
 
     /// Adds all connections of a pod in a sample.
     ///
-    /// A connection of the last sample adds its increase. A new connection adds all of its counts. The counts of an ended
-    /// connection stay as of its last sample.
+    /// A connection of the last sample adds its increase, and a new one all of its counts. The
+    /// counts of an ended connection stay as of its last sample.
     ///
-    /// For a pod of a job, the bytes are also counted by peer. A peer keeps its series while the pod lives. Peers beyond the
-    /// limit are counted together.
+    /// For a pod of a job, the bytes are also counted by peer. A peer keeps its series while the
+    /// pod lives; those beyond the limit are counted together.
     pub(super) fn add<'a>(
         &mut self,
         pod: &str,
@@ -127,7 +128,7 @@ impl ConnectionTotals {
                 .unwrap_or_default();
             // A connection in a final state has no measurements.
             let measured = connection.measured.unwrap_or(before);
-            // The kernel may list a connection twice if the connection moves during the listing.
+            // The kernel may list a connection twice if it moves during the listing.
             if now.insert(connection.cookie, measured).is_some() {
                 continue;
             }

@@ -1,5 +1,5 @@
-//! [`PeerDirectory`]: the pods behind the remote addresses of connections. The network namespaces show the pods of this node. The
-//! Kubernetes API shows the pods of other nodes.
+//! [`PeerDirectory`]: the pods behind the remote addresses of connections. The network namespaces
+//! show the pods of this node, and the Kubernetes API those of other nodes.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::net::IpAddr;
@@ -42,7 +42,7 @@ pub(super) fn jobs(containers: &[MeasuredContainer<'_>]) -> HashMap<String, (Obj
 // === impl PeerDirectory ===
 
 impl PeerDirectory {
-    /// Begins a sample. The pods of the last sample stay known until the sample replaces them.
+    /// Begins a sample. The pods of the last sample stay known until this one replaces them.
     pub(super) fn begin_sample(&mut self, jobs: &HashMap<String, (ObjectName, Peer)>) {
         self.local_before = std::mem::take(&mut self.local);
         self.unknown.clear();
@@ -105,7 +105,6 @@ impl PeerDirectory {
         listed?.as_ref()
     }
 
-    /// The unknown addresses of the last sample.
     pub(super) fn unknown(&self) -> BTreeMap<ObjectName, BTreeSet<IpAddr>> {
         self.unknown.clone()
     }
