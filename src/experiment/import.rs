@@ -12,7 +12,7 @@ use crate::scene::{
 /// The plans of imported nodes.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Imported {
-    /// A plan for each scene and case of the nodes. Each plan lists its nodes by name.
+    /// A plan for each scene and case of the nodes, which it lists by name.
     pub plans: Vec<ScenePlan>,
     /// Nodes that are in no plan, each with the reason.
     pub notes: Vec<String>,
@@ -36,8 +36,8 @@ type TypeGroups = BTreeMap<Option<String>, ServerNodes>;
 
 /// Plans that reproduce the labels SCENCE, CASE, INDEX and TYPE of these nodes.
 ///
-/// The key SCENE counts as an alias of SCENCE, or as the scene's key if no node has SCENCE. `name` becomes the plan's name.
-/// Plans of several cases get a number behind the name.
+/// The key SCENE counts as an alias of SCENCE, or as the scene's key if no node has SCENCE. `name`
+/// becomes the plan's name; plans of several cases get a number behind it.
 ///
 /// # Errors
 /// All reasons at once: labels that are no slot, two nodes with one slot, missing indexes, or no node with a slot.
@@ -105,7 +105,8 @@ fn label_keys(nodes: &[Node]) -> LabelKeys {
     keys
 }
 
-/// The slot that a node's labels describe. A node with TYPE alone has no slot: further programs use the key TYPE.
+/// The slot that a node's labels describe. A node with TYPE alone has no slot, because other
+/// programs use this key, too.
 fn slot_of(node: &Node, keys: &LabelKeys) -> Result<Option<Slot>, ImportError> {
     let fault = |reason: String| {
         Err(ImportError(format!(

@@ -1,8 +1,8 @@
 //! [`simulate`]: the node of each task of a case, and the reasons of tasks without a node.
 //!
-//! The simulation checks the demands of the rendered pods on the scheduler: slot labels, room for requests beside the
-//! job's remaining tasks, cordons, and taints. Two parameter servers never share a node if each server has a single
-//! one. The usage of foreign pods on a node is unknown.
+//! The simulation checks what the rendered pods demand of the scheduler: slot labels, room for
+//! requests beside the job's other tasks, cordons, and taints. Two parameter servers never share a
+//! node if each server has a single one. What other pods use on a node is unknown.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -38,7 +38,8 @@ struct Scheduler<'a> {
     amounts: Amounts,
     /// Whether two parameter servers never share a node.
     apart: bool,
-    /// The nodes by the value of the index label. Ten thousand servers are not compared with ten thousand nodes.
+    /// The nodes by the value of the index label, so that ten thousand servers are not compared
+    /// with ten thousand nodes.
     by_index: BTreeMap<&'a str, Vec<&'a Node>>,
     /// The use of each node by the placed tasks.
     given: BTreeMap<&'a str, NodeUse>,
@@ -78,7 +79,6 @@ pub fn simulate(
     Ok(scheduler.simulation)
 }
 
-/// The nodes by the value of the plan's index label.
 fn by_index<'a>(plan: &ScenePlan, nodes: &'a [Node]) -> BTreeMap<&'a str, Vec<&'a Node>> {
     let mut by_index: BTreeMap<&str, Vec<&Node>> = BTreeMap::new();
     for node in nodes {
@@ -92,7 +92,7 @@ fn by_index<'a>(plan: &ScenePlan, nodes: &'a [Node]) -> BTreeMap<&'a str, Vec<&'
 // === impl Scheduler ===
 
 impl<'a> Scheduler<'a> {
-    /// Places a task on a node with the labels of the slot, or notes why the task stays pending.
+    /// Places a task on a node with the labels of the slot, or notes why it stays pending.
     fn place(&mut self, task: JobTask) {
         let labels = self.labels(&task.slot);
         let labelled = self.labelled(&task.slot, &labels);
@@ -217,7 +217,7 @@ pub fn claimed(plan: &ScenePlan, slots: &Slots, nodes: &[Node]) -> Vec<Node> {
     let mut nodes = nodes.to_vec();
     for node in &mut nodes {
         let slot = given.get(node.name.as_str());
-        // A candidate without a slot of the case loses the labels of a different case.
+        // A candidate without a slot of the case loses the labels of another case.
         if slot.is_some() || spare.contains(node.name.as_str()) {
             node.labels.retain(|key, _| !owned.contains(key.as_str()));
         }
@@ -315,7 +315,7 @@ impl TaskNeeds<'_> {
         }
         self.amounts().find_map(|(resource, needed)| {
             let Some(has) = node.allocatable.get(resource) else {
-                // Every node has the basic resources. A missing amount is unknown.
+                // Every node has the basic resources, so a missing amount of them is unknown.
                 let every = ["pods", "cpu", "memory", "ephemeral-storage"].contains(&resource);
                 return (!every && needed > 0).then(|| format!("has no {resource}"));
             };

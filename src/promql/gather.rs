@@ -73,11 +73,12 @@ struct QuerySource<'a> {
     warnings: &'a mut BTreeSet<String>,
 }
 
-/// The runs in a time: a run for each requested scene and case of the nodes' labels. Without labels and without a
-/// requested case, the entire time is a single run. Prometheus' warnings are added to `warnings`.
+/// The runs in a time: one for each requested scene and case of the nodes' labels. Without labels
+/// and without a requested case, the entire time is a single run. Prometheus' warnings are added to
+/// `warnings`.
 ///
 /// # Errors
-/// Prometheus has no answer, or no node was labelled so.
+/// Prometheus has no answer, or no node had such labels.
 pub async fn discover(
     prometheus: &Prometheus,
     requested: &RequestedRun,
@@ -170,13 +171,13 @@ impl QuerySource<'_> {
         Ok(self.series(answer))
     }
 
-    /// The series of an answer. Prometheus' warnings are kept.
+    /// The series of an answer, whose warnings are kept.
     fn series(&mut self, answer: Answer) -> Vec<Series> {
         self.warnings.extend(answer.warnings);
         answer.series
     }
 
-    /// The error for a scene or case without a labelled node. The error names the cases that exist.
+    /// The error for a scene or case without a labelled node. It names the cases that exist.
     async fn no_case(
         &mut self,
         requested: &RequestedRun,
@@ -214,7 +215,7 @@ impl QuerySource<'_> {
 
     /// The members of a run. The first query finds the time, the second query the pods.
     async fn members(&mut self, requested: &RequestedRun) -> Result<Members, GatherError> {
-        // Both queries end after the time range, to cover the entire range.
+        // Both queries end after the time range, to cover all of it.
         let step = step_of(requested.to - requested.from);
         let query = whether(&requested.subject, whole(step));
         let range = (requested.from, requested.to + step);
@@ -231,7 +232,7 @@ impl QuerySource<'_> {
         let present = self.range(&query, (from, to + step), step).await?;
         let mut members = Members::read(&present, from, to, step)
             .map_err(|why| self.no_members(requested, query, why))?;
-        // Points at the distance of scrapes don't reveal the distance of scrapes.
+        // Points that are as far apart as the scrapes don't reveal how far apart the scrapes are.
         if members.interval < 2.0 * step {
             let query = scrapes(
                 &members.namespace,

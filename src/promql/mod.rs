@@ -1,9 +1,10 @@
 //! The HTTP API of a Prometheus: instant and range queries, with a deadline and a limit of the answer's length.
 //!
-//! `kube::Client` sends the requests, with TLS, a bearer token and a path prefix. The crate `prometheus-http-query` (0.9) would
-//! send the same two kinds of queries through a second HTTP client, `reqwest`. With it come 39 further packages, among them
-//! `aws-lc-sys`, whose C code needs a C compiler.
-//! [`experiment::report`](crate::experiment::report) has the queries and evaluates the answers.
+//! `kube::Client` sends the requests, with TLS, a bearer token and a path prefix. The crate
+//! `prometheus-http-query` (0.9) would send the same two kinds of queries through a second HTTP
+//! client, `reqwest`, and bring 39 further packages, among them `aws-lc-sys`, whose C code needs a
+//! C compiler. [`experiment::report`](crate::experiment::report) has the queries and evaluates the
+//! answers.
 
 #![warn(clippy::too_many_lines, clippy::excessive_nesting)]
 
@@ -23,13 +24,13 @@ pub use gather::{GatherError, RequestedRun, discover, gather};
 use crate::cluster::{AGENT, short, words};
 use crate::experiment::report::{Answer, AnswerError, read_answer};
 
-/// The longest answer: some thousand series of some hundred values stay below.
+/// The longest answer, in bytes: some thousand series of some hundred values stay below.
 const LONGEST_ANSWER: usize = 64 << 20;
 
-/// The longest file with a token, a password or certificates.
+/// The longest file with a token, a password or certificates, in bytes.
 const LONGEST_FILE: u64 = 4 << 20;
 
-/// The longest query for GET, which more proxies allow. Longer queries use POST.
+/// The longest query for GET, which more proxies allow than POST. Longer queries use POST.
 const LONGEST_GET: usize = 3000;
 
 /// The timeout of a new connection.
@@ -63,7 +64,7 @@ pub enum PrometheusError {
         query: String,
         within: Duration,
     },
-    /// A too long answer.
+    /// An answer that is too long.
     #[error(
         "the answer of {url} has more than {} MiB: limit the report with --job, --namespace, --case or a shorter time (query: \
          {query})",
@@ -117,7 +118,7 @@ impl Prometheus {
     /// The Prometheus at a URL, without asking it; each answer may take as long as `deadline`. To be called in a runtime.
     ///
     /// # Errors
-    /// The URL is none, or a file can't be used.
+    /// The text is no URL, or a file can't be used.
     pub fn new(
         url: &str,
         access: PrometheusAccess<'_>,
@@ -199,7 +200,7 @@ impl Prometheus {
         &self.url
     }
 
-    /// What a query has at a time, in seconds since 1970.
+    /// The answer to a query at a time, in seconds since 1970.
     ///
     /// # Errors
     /// Any [`PrometheusError`] that names URL and query.
@@ -207,7 +208,7 @@ impl Prometheus {
         self.ask("query", query, &[("time", at)]).await
     }
 
-    /// What a query has each `step` seconds.
+    /// The answer to a query over a time range, every `step` seconds.
     ///
     /// # Errors
     /// Any [`PrometheusError`] that names URL and query.
@@ -343,7 +344,7 @@ impl ServerResponse {
                 Err(sent.refusal(&format!("{status}, {kind}: {message}")))
             }
             Err(AnswerError::Shape(why)) if status.is_success() => Err(sent.shape_error(&why)),
-            // A redirect to a login. The client does not follow the redirect with a token.
+            // A redirect to a login, which the client does not follow with a token.
             _ if status.is_redirection() => {
                 let location = self.location.as_deref().unwrap_or("another address");
                 Err(sent.refusal(&format!("{status}, the server redirects to {location}")))

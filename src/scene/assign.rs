@@ -18,9 +18,10 @@ pub struct Assignment {
 
 /// Gives the slots of a case to nodes. The result does not depend on the order of the nodes.
 ///
-/// An explicit list gives the slots in its order. Otherwise a candidate with the labels of a slot keeps the slot, as a
-/// restarted agent would. Of several candidates with the same labels, the first by name keeps the slot. The remaining
-/// candidates take the free slots in natural order of their names. A cordoned node gets no new slot.
+/// An explicit list gives the slots in its order. Otherwise a candidate with the labels of a slot
+/// keeps it, as a restarted agent would; of several candidates with the same labels, the first by
+/// name does. The others take the free slots in natural order of their names. A cordoned node gets
+/// no new slot.
 pub fn assign(plan: &ScenePlan, slots: &Slots, nodes: &[Node]) -> Assignment {
     let mut holders: BTreeMap<usize, &str> = BTreeMap::new();
     let mut absent = Vec::new();

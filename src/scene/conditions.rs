@@ -6,8 +6,8 @@
 //! | [`PLACED`] | each slot of the active case is claimed, and only the holder's node has the labels of the slot |
 //! | [`CONFLICTED`] | two plans want the same node, a node holds several claims of the case, or a node has the labels of a slot without the slot's claim |
 //!
-//! A node that gets a different slot first claims the new slot, and keeps the old labels while pods run. Missing labels and
-//! labels of a former case are therefore no conflict.
+//! A node that gets another slot first claims the new one, and keeps the old labels while pods run.
+//! Missing labels and labels of a former case are therefore no conflict.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -24,7 +24,7 @@ use crate::text::terminal::escape;
 /// The type of the condition for a plan that has its active case, or no active case.
 pub const ACCEPTED: &str = "Accepted";
 
-/// The type of the condition for a plan whose slots all have a node with the slot's labels.
+/// The type of the condition for a plan whose slots all have a node with their labels.
 pub const PLACED: &str = "Placed";
 
 /// The type of the condition for a plan with a disputed node or slot.
@@ -106,7 +106,8 @@ impl<'a> ClusterView<'a> {
     }
 }
 
-/// The status of a plan at `now`. `before` is the stored status. A condition with the same status keeps the transition time.
+/// The status of a plan at `now`. `before` is the stored status. A condition with the same status
+/// keeps its transition time.
 pub fn plan_status(
     plan: &ScenePlan,
     view: &ClusterView<'_>,
@@ -212,7 +213,8 @@ fn condition(
     }
 }
 
-/// The message, cut to [`MAX_MESSAGE_CHARS`] characters. A message may list every node of a cluster.
+/// The message, cut to [`MAX_MESSAGE_CHARS`] characters, because it may list every node of a
+/// cluster.
 fn cut(mut message: String) -> String {
     if let Some((end, _)) = message.char_indices().nth(MAX_MESSAGE_CHARS) {
         message.truncate(end);

@@ -16,7 +16,7 @@ pub struct Document {
     pub origin: String,
     /// The plan, if the schema has nothing against it.
     pub plan: Option<ScenePlan>,
-    /// The plan that the author probably meant. Only checks use the draft.
+    /// The plan that the author probably meant. Only checks use it.
     pub(crate) draft: Option<ScenePlan>,
     /// The schema's findings.
     pub(crate) findings: Vec<Finding>,
@@ -54,8 +54,8 @@ struct DocumentType {
 
 /// The plans in a text: YAML or JSON, one or many documents, ScenePlans or Lists of them.
 ///
-/// `origin` names the text in findings and errors. Fails on invalid YAML and on objects of different kinds. All
-/// remaining mistakes become findings of the documents.
+/// `origin` names the text in findings and errors. Fails on invalid YAML and on objects of other
+/// kinds. All other mistakes become findings of the documents.
 pub fn read(text: &str, origin: &str) -> Result<Vec<Document>, ReadError> {
     if text.len() > MAX_TEXT {
         let what = format!(

@@ -13,7 +13,6 @@ pub enum Severity {
     Warning,
 }
 
-/// A mistake in a plan.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct Finding {
     pub severity: Severity,

@@ -63,7 +63,7 @@ pub enum Holding {
     Nothing,
     /// A slot, whether or not the plan has it.
     Slot(Slot),
-    /// Some keys exist, but no slot follows from the keys.
+    /// Some keys exist, but no slot follows from them.
     Broken {
         /// The reason.
         reason: String,
@@ -132,7 +132,7 @@ impl LabelKeys {
         pairs.filter(|(key, _)| owned.contains(key)).collect()
     }
 
-    /// The slot that a node's labels describe. An alias must agree with the label that the alias repeats.
+    /// The slot that a node's labels describe. An alias must agree with the label that it repeats.
     pub fn read(&self, labels: &BTreeMap<String, String>) -> Holding {
         let held = self.of(labels);
         if held.is_empty() {
@@ -242,8 +242,8 @@ pub(super) fn labels_schema(_: &mut SchemaGenerator) -> Schema {
     })
 }
 
-/// An index in the plan's form. nodeAffinity's Gt and Lt compare numbers: `01` would be a different label with the same
-/// number.
+/// An index in the plan's form. nodeAffinity's Gt and Lt compare numbers, so `01` would be another
+/// label with the same number.
 pub(super) fn canonical(text: &str) -> Option<u32> {
     text.parse::<u32>()
         .ok()

@@ -1,12 +1,13 @@
 //! The rules for the names of objects, and for the keys and values of labels.
 
-/// The longest value of a label, and the longest name in a key. The definition's rules and `check` both use the number.
+/// The longest value of a label, and the longest name in a key. The definition's rules and `check`
+/// both use it.
 pub(super) const LONGEST_NAME: usize = 63;
 
 /// The longest DNS name: an object's name, or the prefix of a key.
 pub(super) const LONGEST_PREFIX: usize = 253;
 
-/// The domains whose keys Kubernetes reserves. The definition's rules and `check` both use the list.
+/// The domains whose keys Kubernetes reserves. The definition's rules and `check` both use them.
 pub(super) const RESERVED_DOMAINS: [&str; 2] = ["kubernetes.io", "k8s.io"];
 
 /// The reason why a text can't be a label's value, with the correction; `None` for a valid value.

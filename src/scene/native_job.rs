@@ -6,10 +6,10 @@ pub const RECLAIM_LABEL: &str = "pinfold.io/reclaim";
 /// The annotation with the number of the job's workers, on each worker and each object that may be reclaimed.
 pub const WORKERS: &str = "pinfold.io/workers";
 
-/// The annotation with the seconds to wait after the last worker, if the job sets a wait.
+/// The annotation with the seconds to wait after the last worker, if the job sets them.
 pub const RECLAIM_AFTER: &str = "pinfold.io/reclaim-after";
 
-/// The annotation with the job's success policy, if the job sets the policy: [`ALL_WORKERS`].
+/// The annotation with the job's success policy, if it sets one: [`ALL_WORKERS`].
 pub const SUCCESS_POLICY: &str = "pinfold.io/success-policy";
 
 /// The success policy by which all workers have to succeed, even in a job with a chief.
@@ -24,5 +24,6 @@ pub const PS: &str = "ps";
 /// The role of the coordinating task. The chief's success ends the job, unless the job sets a success policy.
 pub const CHIEF: &str = "chief";
 
-/// The role of tasks that evaluate checkpoints. No task talks to an evaluator, and no job waits for an evaluator.
+/// The role of tasks that evaluate checkpoints. No task talks to an evaluator, and no job waits for
+/// one.
 pub const EVALUATOR: &str = "evaluator";

@@ -18,7 +18,7 @@ pub struct Node {
     pub labels: BTreeMap<String, String>,
     /// The allocatable amounts by resource; empty if unknown.
     pub allocatable: BTreeMap<String, Amount>,
-    /// Whether the node is cordoned: the scheduler places no new pod on a cordoned node.
+    /// Whether the node is cordoned, so that the scheduler places no new pod on it.
     pub cordoned: bool,
     pub taints: Vec<NodeTaint>,
 }
@@ -27,7 +27,6 @@ pub struct Node {
 #[serde(expecting = "a taint")]
 pub struct NodeTaint {
     pub key: Option<String>,
-    /// The value.
     pub value: Option<String>,
     /// The effect on pods without a toleration.
     pub effect: Option<String>,
@@ -42,7 +41,8 @@ impl Node {
 
 /// The nodes in a text: YAML or JSON, many documents, Nodes or Lists of them, as `kubectl get nodes -o yaml` prints them.
 ///
-/// `origin` names the text in errors. Fails on objects of different kinds, and on two nodes of the same name.
+/// `origin` names the text in errors. Fails on objects of other kinds, and on two nodes of the same
+/// name.
 pub fn read_nodes(text: &str, origin: &str) -> Result<Vec<Node>, ReadError> {
     if text.len() > MAX_TEXT {
         let what = format!(

@@ -4,8 +4,8 @@
 //! run until they are deleted. A job without a chief, or with the annotation [`SUCCESS_POLICY`], has ended when all
 //! workers have succeeded.
 //!
-//! Only the existing objects decide. A lost decision is made again, and two reclaimers decide the same. Missing, failed
-//! or unclear tasks keep the servers.
+//! Only the existing objects decide, so a lost decision is made again, and two reclaimers decide
+//! the same. Missing, failed or unclear tasks keep the servers.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
@@ -98,9 +98,9 @@ pub enum ReclaimVerdict {
         /// The number of all tasks.
         of: u32,
     },
-    /// The job has ended; the servers stay until then, in seconds since 1970.
+    /// The job has ended, but its servers stay for a while.
     Waiting {
-        /// The end of the wait.
+        /// The end of the wait, in seconds since 1970.
         until: i64,
     },
     /// The job has ended long enough ago.
@@ -114,13 +114,12 @@ pub enum ReclaimVerdict {
 pub struct Reclaimable {
     pub namespace: String,
     pub job: String,
-    /// The decision about the servers.
     pub verdict: ReclaimVerdict,
     /// Whether the chief's success ends the job.
     pub by_chief: bool,
     /// The Job that gets the Events about the training job: a chief, or else a worker.
     pub lead: Option<Arc<ReclaimItem>>,
-    /// The Jobs that still run after the job's end. The reclaimer deletes these Jobs before the servers.
+    /// The Jobs that still run after the job's end, which the reclaimer deletes before the servers.
     pub running: Vec<Arc<ReclaimItem>>,
     /// The job's Deployments, followed by the parameter servers' Services.
     pub servers: Vec<Arc<ReclaimItem>>,
@@ -332,7 +331,8 @@ fn verdict(
             .map_err(|remedy| format!("{RECLAIM_AFTER} of {server} is {text:?}: {remedy}"))?;
         wait = wait.max(Some(own));
     }
-    // A person who creates an object after the last success wants the object. The wait then starts at the creation.
+    // Whoever creates an object after the last success wants it, so the wait starts at the
+    // creation.
     let youngest = servers
         .iter()
         .chain(&running)

@@ -1,7 +1,7 @@
 //! The custom resource definition, and the violations of its schema in a document.
 //!
-//! The schema is applied as in the API server, except patterns and rules. `check` applies patterns and rules, and names
-//! the corrections.
+//! The schema is applied as in the API server, except patterns and rules. Those are applied by
+//! `check`, which also names the corrections.
 
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::{
     CustomResourceDefinition, JSON, JSONSchemaProps, JSONSchemaPropsOrArray, JSONSchemaPropsOrBool,
@@ -25,8 +25,9 @@ fn schema() -> Option<JSONSchemaProps> {
     version.schema?.open_api_v3_schema
 }
 
-/// The probable meaning of a refused value. Numbers become texts where the schema wants a text, and optional values
-/// that can't be mended are removed. Then a single mistake does not hide the remaining mistakes.
+/// The probable meaning of a refused value. Numbers become texts where the schema wants a text, and
+/// optional values that can't be mended are removed, so that a single mistake does not hide the
+/// others.
 pub(super) fn mended(mut value: Value) -> Value {
     let schema = schema();
     let spec = schema
@@ -355,7 +356,7 @@ fn count(
 
 fn unknown<'a>(path: &Path, key: &str, known: impl Iterator<Item = &'a str>) -> Violation {
     let known: Vec<&str> = known.collect();
-    // A known name is shorter than the limit. The limit bounds the time for long keys.
+    // A known name is shorter than the limit, which bounds the time for long keys.
     let start: String = key.chars().take(64).collect();
     let near = known.iter();
     let near = near.map(|name| (strsim::levenshtein(&start, name), *name));

@@ -9,7 +9,7 @@ use super::name::subdomain_fault;
 /// The text before the hash that replaces a Lease's name.
 pub(super) const LONG: &str = "scene.long.";
 
-/// A server's place in a case. The labels name the place, and no two nodes share a place.
+/// A server's place in a case. The labels name it, and no two nodes share it.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct Slot {
     pub scene: String,
@@ -61,7 +61,8 @@ impl fmt::Display for Slot {
     }
 }
 
-/// Whether a hash replaces the name of a Lease. Only a comparison with a slot's Lease tells the plan of such a Lease.
+/// Whether a hash replaces the name of a Lease, so that only a comparison with the Leases of a
+/// plan's slots tells its plan.
 pub fn is_hashed_lease(lease: &str) -> bool {
     lease
         .strip_prefix(LONG)

@@ -1,4 +1,4 @@
-//! [`Slots`]: the slots of a case, and the order in which a node tries the slots.
+//! [`Slots`]: the slots of a case, and the order in which a node tries them.
 
 use super::plan::{Case, Scene, ScenePlan};
 use super::slot::{LONG, Slot};
@@ -54,8 +54,9 @@ fn known(plan: &ScenePlan) -> String {
 
 /// The order in which a node tries the slots `0..count`, each exactly once.
 ///
-/// `last`, the node's former slot, comes first. The start and the step of the remaining order follow from the name's
-/// hash. Thousands of nodes that try at the same moment then seldom collide.
+/// `last`, the node's former slot, comes first. The start and the step of the remaining order
+/// follow from the name's hash, so that thousands of nodes that try at the same moment seldom
+/// collide.
 pub fn try_order(
     count: usize,
     node: &str,

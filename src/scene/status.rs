@@ -21,8 +21,8 @@ pub struct CaseStatus {
     pub spare: Vec<String>,
 }
 
-/// Compares the labels on nodes with a case of a plan. A node outside the candidates counts if the node carries the
-/// labels of a slot, since pods would be scheduled to the node.
+/// Compares the labels on nodes with a case of a plan. A node outside the candidates counts if it
+/// carries the labels of a slot, because pods would be scheduled to it.
 pub fn status(plan: &ScenePlan, slots: &Slots, nodes: &[Node]) -> CaseStatus {
     let mut holders: BTreeMap<usize, Vec<String>> = BTreeMap::new();
     let (mut waiting, mut mismatches, mut spare) = (Vec::new(), Vec::new(), Vec::new());
@@ -144,7 +144,7 @@ impl CaseStatus {
         waiting.find(|(name, _)| name == node).map(|(_, slot)| slot)
     }
 
-    /// Whether each slot has exactly one node, and no candidate has a label of a different slot.
+    /// Whether each slot has exactly one node, and no candidate has a label of another slot.
     pub fn is_well(&self) -> bool {
         self.waiting.is_empty()
             && self.mismatches.is_empty()

@@ -10,8 +10,8 @@ use super::{Holding, LabelKeys, Node, ScenePlan, Slots};
 /// The claims of a node that holds several claims of a case, by the names of the Leases.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct SeveralClaims {
-    /// The claim that counts: the claim on the slot that the node's labels name, else the first by name. An agent without
-    /// labels and without a former slot chooses the same.
+    /// The claim that counts: the one on the slot that the node's labels name, else the first by
+    /// name. An agent without labels and without a former slot chooses the same.
     pub counts: String,
     /// All other claims of the node.
     pub surplus: BTreeSet<String>,

@@ -46,8 +46,8 @@ pub enum SwitchDecision {
     },
 }
 
-/// A node's slot by all existing plans. All plans decide together: a plan without the node takes nothing away that a
-/// second plan gives.
+/// A node's slot by all existing plans. They decide together: a plan without the node takes nothing
+/// away that another plan gives.
 ///
 /// Fails if a plan with the node as a candidate names an unknown active case. The node then stays unchanged.
 pub fn duty<'a>(plans: &'a [ScenePlan], node: &Node) -> Result<SlotDuty<'a>, NoSuchCase> {

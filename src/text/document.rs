@@ -1,7 +1,7 @@
 //! Documents from YAML or JSON text, within limits.
 //!
-//! The common part of all readers of objects: the form of a text, the limits, and the positions of mistakes. The
-//! meaning of the documents belongs to the callers.
+//! What all readers of objects have in common: the form of a text, the limits, and the positions of
+//! mistakes. What the documents mean is up to the callers.
 
 use serde::de::DeserializeOwned;
 
@@ -11,7 +11,7 @@ const DEPTH: usize = 64;
 /// The limit of repetitions by anchors, in parser events.
 const REPEATED: usize = 100_000;
 
-/// The bytes of text for each value: real objects have about twice the number.
+/// The bytes of text for each value: real objects have about twice as many.
 const BYTES_OF_A_VALUE: usize = 16;
 
 /// A text's form.
@@ -34,14 +34,14 @@ pub struct Mistake {
     pub line: Option<u64>,
     /// The parser's message.
     pub message: String,
-    /// Whether the text has a different form.
+    /// Whether the text has another form.
     other_form: bool,
 }
 
 /// All documents of a text, and its form.
 ///
-/// A text that begins with a brace is JSON, or YAML in flow style. `longest` is the caller's limit in bytes; the
-/// remaining limits follow from `longest`.
+/// A text that begins with a brace is JSON, or YAML in flow style. `longest` is the caller's limit
+/// in bytes, from which the other limits follow.
 ///
 /// # Errors
 /// The first mistake in it.

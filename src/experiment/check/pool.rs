@@ -1,4 +1,4 @@
-//! The candidate nodes: whether the nodes exist, are enough, and belong to no second plan.
+//! The candidate nodes: whether they exist, are enough, and belong to no second plan.
 
 use std::collections::BTreeSet;
 

@@ -181,7 +181,7 @@ impl Finder<'_> {
         }
     }
 
-    /// The needs of a group's server, by resource. Unreadable amounts are reported elsewhere.
+    /// What a server of the group needs, by resource. Unreadable amounts are reported elsewhere.
     fn needs(&self, group: &Group) -> BTreeMap<String, u64> {
         let mut needs: BTreeMap<String, u64> = BTreeMap::new();
         for (role, count) in &group.per_node {

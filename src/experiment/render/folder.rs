@@ -160,8 +160,8 @@ fn check_both(job: &TrainingJob, data: &Folder, log: &Folder, faults: &mut Fault
 }
 
 impl ResolvedJob<'_> {
-    /// Claims that a single node or pod can mount, although several tasks need the claim. The remaining tasks would
-    /// never start.
+    /// Warns of claims that a single node or pod can mount although several tasks need them: the
+    /// other tasks would never start.
     pub(super) fn check_claims(&self, warnings: &mut Vec<String>) {
         let slots: BTreeSet<Slot> = self.tasks().map(|task| task.slot).collect();
         for (name, folder) in folders(self.job).filter(|(_, folder)| folder.size.is_some()) {

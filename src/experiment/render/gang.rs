@@ -9,7 +9,7 @@ use crate::text::counted;
 const VOLCANO: &str = "volcano";
 
 impl ResolvedJob<'_> {
-    /// The scheduler, if the job names a scheduler.
+    /// The scheduler, if the job names one.
     pub(super) fn scheduler(&self) -> Option<&str> {
         let gang = self.job.gang.as_ref();
         let named = gang.map(|gang| gang.scheduler.as_deref().unwrap_or(VOLCANO));

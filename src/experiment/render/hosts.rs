@@ -86,8 +86,9 @@ impl ResolvedJob<'_> {
         roles.fold(1, u64::saturating_add)
     }
 
-    /// Whether the addresses stand in a ConfigMap. A single object with all addresses in each template would be too
-    /// large for the API server. Thousands of objects with thousands of addresses would be too large as a set.
+    /// Whether the addresses stand in a ConfigMap. A single object with all addresses in each
+    /// template would be too large for the API server, and thousands of objects with thousands of
+    /// addresses would be too large as a set.
     pub(super) fn configured_hosts(&self) -> bool {
         match self.format {
             WorkloadFormat::Volcano | WorkloadFormat::Jobset => true,

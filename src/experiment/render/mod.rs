@@ -58,7 +58,7 @@ pub struct Rendered {
 /// The training cluster of a job in one case of a plan.
 ///
 /// # Errors
-/// Everything that is missing or can't be, at once.
+/// Everything that is missing or impossible, at once.
 pub fn render(
     plan: &ScenePlan,
     (scene, case): (&str, &str),
@@ -186,7 +186,7 @@ fn check_sizes(objects: &[Value], warnings: &mut Vec<String>) -> Result<(), Faul
 /// What the tasks of each role ask for by plan and job, as [`render`] writes it.
 ///
 /// # Errors
-/// Roles that are none of a training cluster's, or not in the case, and amounts that can't be.
+/// Roles that are none of a training cluster's, or not in the case, and impossible amounts.
 pub fn settle(
     plan: &ScenePlan,
     (scene, case): (&str, &str),
@@ -250,7 +250,7 @@ fn resources_by_role(
     resources
 }
 
-/// Whether every role has a command. Then no script is needed.
+/// Whether every role has a command, so that no script is needed.
 fn has_commands(job: &TrainingJob, roles: &[RoleTasks]) -> bool {
     let own = |role: &RoleTasks| {
         job.roles

@@ -12,8 +12,9 @@ use super::cluster::{RETRIES, ResolvedJob, value};
 use super::pod::PodTasks;
 use crate::scene::{ALL_WORKERS, CHIEF, EVALUATOR, PS};
 
-/// A pod in the phase Failed, for example after an eviction by the node, stays without a policy. A deleted pod
-/// (PodEvicted) is created again without a policy; a policy would count the pod as a retry.
+/// Without a policy, a pod in the phase Failed stays, for example after an eviction by the node. A
+/// deleted pod (PodEvicted) needs no policy: it is created again, and a policy would count it as a
+/// retry.
 const LOST: Lifecycle = Lifecycle {
     event: "PodFailed",
     action: "RestartTask",

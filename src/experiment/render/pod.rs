@@ -83,7 +83,8 @@ fn variable(name: &str, value: impl Into<String>) -> EnvVar {
     }
 }
 
-/// The number of the task within the role. The pods of a template get the number from the training operator's label.
+/// The number of the task within the role. The pods of a template get it from the training
+/// operator's label.
 fn task_index(of: PodTasks<'_>) -> EnvVar {
     match of {
         PodTasks::Task(task) => variable("TASK_INDEX", task.index.to_string()),
@@ -388,7 +389,7 @@ impl ResolvedJob<'_> {
         variables
     }
 
-    /// The variables of the job. A variable of the role overrules the job's variable.
+    /// The variables of the job. A variable of the role overrules the job's.
     fn user_variables(&self, role: &str) -> Vec<EnvVar> {
         let mut users = self.job.env.clone();
         users.extend(

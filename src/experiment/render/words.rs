@@ -80,7 +80,8 @@ fn is_variable(name: &str) -> bool {
     name.starts_with(|c: char| c.is_ascii_uppercase() || c == '_') && name.chars().all(inner)
 }
 
-/// Adds a fault for each name of a variable that can't be, and for each reference to a missing variable.
+/// Adds a fault for each impossible name of a variable, and for each reference to a missing
+/// variable.
 pub(super) fn check(job: &TrainingJob, roles: &[RoleTasks], faults: &mut Faults) {
     if job
         .image
@@ -119,7 +120,7 @@ impl TextCheck<'_> {
         }
     }
 
-    /// Checks the texts of a role. The role's own settings overrule the job's settings.
+    /// Checks the texts of a role, whose own settings overrule the job's.
     fn role(&mut self, role: &str, own: &TaskOf) {
         if own.command.as_ref().is_some_and(Vec::is_empty) {
             self.say(format!(

@@ -79,7 +79,6 @@ pub enum RunError {
     Value {
         /// The run's block, from 0.
         block: usize,
-        /// The value.
         value: f64,
     },
 }
