@@ -1,7 +1,8 @@
 //! [`StatusContainer`]: a container in `/status`, as every reader of a running agent reads it.
 //!
-//! The agent writes its own types (`Snapshot`), in which a role or a cause is one of a list. A reader takes each
-//! name as text instead: an agent of a newer version may have one more, and its node must not vanish from the screen for it.
+//! The agent writes its own types (`Snapshot`), in which a role or a cause is one of a list. A
+//! reader takes each name as text instead, because an agent of a newer version may have one more,
+//! and its node must not vanish from the screen for it.
 
 use std::borrow::Borrow;
 use std::collections::BTreeMap;

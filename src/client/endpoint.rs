@@ -358,7 +358,7 @@ mod tests {
         }
     }
 
-    /// A route to a server in this process. The server sends the head of the request as the body.
+    /// A route to a server in this process, which sends the head of the request as the body.
     #[derive(Debug)]
     struct HeadAsBody;
 

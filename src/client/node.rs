@@ -70,7 +70,8 @@ pub(crate) struct MonitoredNode {
 // === impl MonitoredNode ===
 
 impl MonitoredNode {
-    /// A node without a response yet. A name chosen by the user stays; another name gives way to the name in the status.
+    /// A node without a response yet. A name chosen by the user stays; any other gives way to the
+    /// name in the status.
     pub(crate) fn new(index: usize, name: &str, named_by_user: bool) -> Self {
         Self {
             index,
@@ -116,7 +117,7 @@ impl MonitoredNode {
         self.samples.back().map(|sample| sample.at)
     }
 
-    /// Records a response, or the reason for a missing response.
+    /// Records a response, or the reason why there is none.
     pub(crate) fn record(&mut self, at: Duration, response: Response) {
         let (status, scrape) = match response {
             Ok(response) => response,
@@ -129,7 +130,7 @@ impl MonitoredNode {
         self.error = None;
         let is_older = self.samples.back().is_some_and(|last| last.at >= at);
         if self.agent_started != scrape.started || is_older {
-            // Counters of a restarted agent can't be compared with the counters before.
+            // Counters of a restarted agent can't be compared with those before.
             self.samples.clear();
         }
         self.agent_started = scrape.started;
@@ -210,7 +211,7 @@ impl MonitoredNode {
         }
         for owner in &status.unknown_owners {
             let key = unknown_owner_key(owner);
-            // The user can't select a row whose key equals the key of another row.
+            // The user can't select a row whose key equals that of another.
             if positions.insert(key.clone(), rows.len()).is_none() {
                 rows.push(self.unknown_owner_row(key, owner));
             }
@@ -218,7 +219,7 @@ impl MonitoredNode {
         rows.into_iter().map(Arc::new).collect()
     }
 
-    /// The row of a pod, before the figures of the pod's containers are added.
+    /// The row of a pod, before the figures of its containers are added.
     fn empty_row(&self, key: PodKey, container: &StatusContainer) -> PodRow {
         let traffic = |bytes: fn(&PodCounters) -> Option<f64>| {
             self.rate(|sample| sample.pods.get(&key).and_then(bytes))

@@ -47,7 +47,7 @@ pub(crate) struct RowFigures {
     pub(crate) usage: Option<f64>,
     pub(crate) threads: Option<u64>,
     pub(crate) runnable: Option<f64>,
-    /// Whether the number of threads differs from the expected number.
+    /// Whether the number of threads differs from the expected one.
     pub(crate) threads_unexpected: bool,
     /// CPU seconds per second that the assigned CPUs spent on other work.
     pub(crate) interference: Option<f64>,

@@ -74,7 +74,8 @@ pub(crate) struct StatusRuntime {
     pub(crate) problem: Option<SafeText>,
 }
 
-/// Reads a list of at most [`MAX_ENTRIES`]. The bound limits memory: a short text can stand for a large CPU set.
+/// Reads a list of at most [`MAX_ENTRIES`], which bounds the memory: a short text can stand for a
+/// large CPU set.
 fn bounded_list<'de, D: Deserializer<'de>, T: Deserialize<'de>>(
     deserializer: D,
 ) -> Result<Vec<T>, D::Error> {

@@ -217,7 +217,7 @@ impl AgentRoute {
         }
     }
 
-    /// Opens a port-forward to the agent. If the pod is gone, the port-forward goes to the Node's new agent pod.
+    /// Opens a port-forward to the agent. If the pod is gone, it goes to the Node's new agent pod.
     ///
     /// # Errors
     /// Any [`Failure`].

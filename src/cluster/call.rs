@@ -11,7 +11,7 @@ use serde::de::DeserializeOwned;
 
 use super::{ApiCounters, Call, ErrorKind};
 
-/// The size limit of an answer, in bytes. A page of 500 pods stays far below the limit.
+/// The size limit of an answer, in bytes. A page of 500 pods stays far below it.
 const LONGEST_ANSWER: usize = 64 << 20;
 
 /// The size limit of a line of a watch, in bytes. etcd stores no object above 1.5 MiB.
@@ -143,7 +143,7 @@ impl Failure {
     }
 }
 
-/// Joins a message to a line and cuts the line, since a proxy may answer with a long page.
+/// Puts a message on one line and cuts it, because a proxy may answer with a long page.
 pub(crate) fn short(message: &str) -> String {
     let line = message.split_whitespace().collect::<Vec<_>>().join(" ");
     match line.char_indices().nth(LONGEST_MESSAGE) {

@@ -357,7 +357,7 @@ impl Claims {
     /// # Errors
     /// Any [`Failure`].
     pub(super) async fn delete(&self, name: &str, uid: String) -> Result<bool, Failure> {
-        // The precondition protects a new Lease of the same name, which may belong to a different node.
+        // The precondition protects a new Lease of the same name, which may belong to another node.
         let preconditions = Preconditions {
             uid: Some(uid),
             resource_version: None,

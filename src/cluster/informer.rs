@@ -49,8 +49,9 @@
 //! - `Retry-After` of a refused list or watch reaches only kube's own retry layer, not the watcher's backoff.
 //! - The watcher has no random pause before a repeated list, and no counters.
 //!
-//! The wrapper `DeserializeGuard` covers objects that cannot be decoded. The wrapper first decodes each object into a generic
-//! tree of values and copies the tree, which costs more memory than a small struct from text.
+//! The wrapper `DeserializeGuard` covers objects that cannot be decoded. It first decodes each
+//! object into a generic tree of values and copies the tree, which costs more memory than a small
+//! struct from text.
 
 use std::borrow::Cow;
 use std::collections::BTreeMap;

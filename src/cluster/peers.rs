@@ -53,7 +53,7 @@ struct Address {
 /// 100 MB, which the agent of every node of the job would hold at once.
 ///
 /// # Errors
-/// Any [`Failure`]; the counters include the failure.
+/// Any [`Failure`]; the counters include it.
 pub async fn members(
     api: &Api,
     namespace: &str,

@@ -86,7 +86,7 @@ pub struct PlanStatusWriter {
 struct StoredPlan {
     uid: String,
     generation: Option<i64>,
-    /// The plan without the status, or why the plan is unreadable.
+    /// The plan without the status, or why it is unreadable.
     plan: Result<ScenePlan, String>,
     /// The stored status; `None` also for an unreadable status.
     status: Option<ScenePlanStatus>,
@@ -352,7 +352,8 @@ impl Collections {
         self.claims.mark_unchanged();
     }
 
-    /// The statuses that differ from the stored statuses, and the surplus claims. Nothing follows while a collection may be stale.
+    /// The statuses that differ from the stored ones, and the surplus claims. Nothing follows while
+    /// a collection may be stale.
     fn pass(&self, now: &Time) -> StatusPass {
         let (stored, nodes, claims) = (
             self.plans.borrow(),

@@ -147,7 +147,7 @@ impl Reclaimer {
         }
     }
 
-    /// Writes Events on the Jobs. A dry run writes no Events.
+    /// Writes Events on the Jobs, except in a dry run.
     #[must_use]
     pub fn with_recorder(self, recorder: Recorder) -> Self {
         Self {

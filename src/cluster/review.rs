@@ -62,7 +62,7 @@ pub struct Reviewer {
     logs: Arc<ReviewLogs>,
 }
 
-/// The limits of the reviewer's log lines. A flood of requests writes no flood of lines.
+/// The limits of the reviewer's log lines, so that a flood of requests writes no flood of lines.
 #[derive(Debug, Default)]
 struct ReviewLogs {
     too_many: LogLimit,

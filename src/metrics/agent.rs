@@ -51,7 +51,7 @@ const SECONDS: [f64; 11] = [
 // === impl AgentMetrics ===
 
 impl AgentMetrics {
-    /// New counters. Every cause of drift is present from the start with the value 0.
+    /// Every cause of drift is present from the start, with the value 0.
     ///
     /// # Errors
     /// Two families have the same name, which the tests exclude.

@@ -114,7 +114,8 @@ impl Sources {
         self
     }
 
-    /// Counts these events instead of the hardware's events, for tests on machines without hardware counters.
+    /// Counts these events instead of the hardware's, for tests on machines without hardware
+    /// counters.
     #[must_use]
     pub fn counting(mut self, events: perf::PerfEvents) -> Self {
         self.pages.get_mut().collectors.set_events(events, 0);

@@ -190,7 +190,7 @@ impl Lines {
     }
 
     fn line(&mut self, suffix: &str, labels: &Labels, more: &[(&str, &str)], value: impl Value) {
-        // Growth in large steps avoids copies. Memory without writes costs nothing.
+        // Growth in large steps avoids copies, and memory that nobody has written costs nothing.
         if self.text.capacity() - self.text.len() < LINE {
             self.text.reserve(3 * self.text.len() + LINE);
         }

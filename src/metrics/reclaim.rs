@@ -27,7 +27,7 @@ pub struct ReclaimMetrics {
 // === impl ReclaimMetrics ===
 
 impl ReclaimMetrics {
-    /// New metrics. Every value of a label is present from the start with the value 0.
+    /// Every value of a label is present from the start, with the value 0.
     ///
     /// # Errors
     /// Two families have the same name, which the tests exclude.

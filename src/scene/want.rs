@@ -140,8 +140,9 @@ pub fn switch(rule: OnBusy, has: &str, pods: &[String]) -> SwitchDecision {
 // === impl WantedSlot ===
 
 impl WantedSlot {
-    /// The positions among `slots` in the order of a node's claims. The slot of the node's labels comes first, or
-    /// `last`, the node's known former slot. The remaining slots follow, spread by the node's name.
+    /// The positions among `slots` in the order of a node's claims. The slot of the node's labels
+    /// comes first, or `last`, the node's known former slot. The others follow, spread by the
+    /// node's name.
     pub fn order(
         slots: &Slots,
         keys: &LabelKeys,

@@ -145,7 +145,8 @@ impl Watcher {
             .watch(&self.name, from, self.settings.seconds)
             .await?;
         if version.is_none() || *self.sender.borrow() == ClaimState::Unknown {
-            // The watch may begin with a stale state. The GET is current, and the watch reports all later changes.
+            // The watch may begin with a stale state, but the GET is current, and the watch reports
+            // all later changes.
             let held = !self.claims.confirm([self.name.clone()]).await?.is_empty();
             self.publish(held);
         }

@@ -11,7 +11,7 @@ const NOTES_PER_REASON: usize = 4;
 /// The longest time until a higher count is written.
 const COUNT_AGAIN: Duration = Duration::from_secs(60);
 
-/// The limit on remembered pairs of pod and reason. Above the limit, the book forgets all Events.
+/// The limit on remembered pairs of pod and reason. Above it, the book forgets all Events.
 const LONGEST_BOOK: usize = 4096;
 
 /// The next write to the API.
@@ -28,7 +28,7 @@ pub enum EventWrite {
     },
     /// Write nothing yet. The occurrence is counted, and the count is written later.
     Nothing,
-    /// Write nothing. The node has reached the limit of writes per minute.
+    /// Write nothing, because the node has reached the limit of writes per minute.
     Drop,
 }
 
@@ -206,7 +206,8 @@ impl BookEntry {
     }
 }
 
-/// The index of the Event on which a note counts: the Event with the same note, or the last Event at the limit of Events.
+/// The index of the Event on which a note counts: the one with the same note, or the last one at
+/// the limit of Events.
 fn position(entries: &[BookEntry], note: &str) -> Option<usize> {
     let same = entries.iter().position(|entry| entry.news.note == note);
     same.or_else(|| (entries.len() >= NOTES_PER_REASON).then(|| entries.len() - 1))

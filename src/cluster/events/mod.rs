@@ -1,4 +1,5 @@
-//! Events on pods (CPUs assigned, refusals, kept values of the user) and on this node's Node.
+//! Events on pods (CPUs assigned, refusals, kept values of the user), on this node's Node, and on
+//! the Jobs of reclaimed training jobs.
 //!
 //! [`Recorder::tell`] never waits and never fails: it puts the news into a short queue, and a task
 //! writes the Events. A repetition raises the count of the existing Event, and because only the

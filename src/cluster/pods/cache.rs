@@ -1,4 +1,4 @@
-//! [`PodCache`]: the known pods, and how a list or a change updates the cache.
+//! [`PodCache`]: the known pods, and how a list or a change updates them.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -51,7 +51,7 @@ impl PodCache {
                 self.pods = kept.collect();
                 for pod in pods {
                     let Some(uid) = uid(pod) else { continue };
-                    // An unchanged pod stays the same one, which its other holders have, too.
+                    // An unchanged pod stays the same object, which its other holders share.
                     let same = earlier.remove(&uid).filter(|before| before == pod);
                     self.pods
                         .insert(uid, same.unwrap_or_else(|| Arc::clone(pod)));

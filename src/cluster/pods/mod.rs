@@ -1,7 +1,8 @@
 //! This node's pods, by one watch.
 //!
-//! [`follow`] is a task that reads all pods of the node once and then watches for changes. The task keeps no pods: a pod is
-//! read and reduced once, and its receivers share it. [`PodCache`] tells them what has changed. The rules:
+//! [`follow`] is a task that reads all pods of the node once and then watches for changes. It keeps
+//! no pods: a pod is read and reduced once, and its receivers share it. [`PodCache`] tells them
+//! what has changed. The rules:
 //!
 //! - **An empty cache does not mean "no pods".** The task sends no pods before the first complete
 //!   list. A pod is gone if the server reports the deletion, or if a complete list lacks it. A
@@ -55,7 +56,8 @@ pub enum PodsEvent {
         /// A sentence with the pod's name and the error.
         says: String,
     },
-    /// The watch fails for the given reason. The known pods stay. Sent again only for a different reason.
+    /// The watch fails for the given reason. The known pods stay. Sent again only for another
+    /// reason.
     Degraded(String),
     /// The watch works again.
     Recovered,

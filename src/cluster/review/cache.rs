@@ -168,7 +168,7 @@ impl ReviewCache {
         })
     }
 
-    /// The start of the window at a time, and the number of unknown callers reviewed in the window.
+    /// The start of the window at a time, and the number of unknown callers reviewed since.
     fn current_window(&self, now: Instant) -> (Instant, u32) {
         self.window
             .filter(|(start, _)| now.duration_since(*start) < WINDOW)

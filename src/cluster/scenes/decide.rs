@@ -9,7 +9,7 @@
 //!
 //! **When a node loses labels or claims.** Labels and claims are removed only by a readable plan that covers the node:
 //!
-//! - a plan that wants the node for a different slot,
+//! - a plan that wants the node for another slot,
 //! - a plan that has the node as a candidate,
 //! - or the plan that gave the node the labels or claims.
 //!
@@ -65,7 +65,7 @@ pub struct SlotDecision {
     pub says: String,
     /// The plan behind the decision, with the current generation.
     pub plan: Option<PlanVersion>,
-    /// The node's slot, or the slot that the node is about to get.
+    /// The node's slot, or the one that it is about to get.
     pub slot: Option<Slot>,
     /// The labels that conflict with the plan.
     pub conflicts: Vec<LabelConflict>,
@@ -116,7 +116,8 @@ pub(super) fn version(plan: &ScenePlan) -> PlanVersion {
     )
 }
 
-/// Whether a taint belongs to Pinfold: the key has Pinfold's prefix, or a plan in `plans` has the same taint.
+/// Whether a taint belongs to Pinfold: its key has Pinfold's prefix, or a plan in `plans` has the
+/// same taint.
 pub(super) fn is_our_taint(taint: &Taint, plans: &[ScenePlan]) -> bool {
     let mut planned = plans.iter().filter_map(|plan| plan.spec.taint.as_ref());
     taint.key.starts_with(OUR_TAINTS) || planned.any(|planned| same_taint(&planned.to_k8s(), taint))
@@ -568,7 +569,8 @@ impl Judge<'_> {
         remembered || labelled() || claims.iter().any(claimed)
     }
 
-    /// The decision to keep everything if a plan was never readable: the labels or claims may come from the unreadable plan.
+    /// The decision to keep everything if a plan was never readable: the labels or claims may come
+    /// from it.
     fn unread(&self) -> Option<SlotDecision> {
         let unread = self.input.plans.never_read();
         let first = unread.first()?;

@@ -243,7 +243,8 @@ impl PlansPublisher {
             tracing::info!("the plans will be listed again: {failure}");
             return;
         }
-        // A server answers lists with 429 for some seconds after its start. The last known plans stay in force meanwhile.
+        // A server answers lists with 429 for some seconds after its start. Meanwhile the last
+        // known plans stay in force.
         let throttled = failure.kind() == ErrorKind::TooManyRequests;
         let since = *self.failing_since.get_or_insert_with(Instant::now);
         if throttled && self.published.borrow().degraded.is_none() && since.elapsed() < THROTTLED {

@@ -448,7 +448,8 @@ impl SlotReconciler {
         });
     }
 
-    /// Reports a terminal failure as an Event. A repeated `key` gets an Event only after a success or a different key.
+    /// Reports a terminal failure as an Event. A repeated `key` gets an Event only after a success
+    /// or another key.
     async fn report_terminal(&mut self, key: &str, reason: String) {
         if self.reported_failure.as_deref() == Some(key) {
             return;

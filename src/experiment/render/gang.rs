@@ -42,7 +42,8 @@ impl ResolvedJob<'_> {
         Some(object)
     }
 
-    /// Settings of the gang without effect. With a missing group, tasks wait forever or start one by one.
+    /// Warns of settings of the gang without effect, and of a missing group, with which tasks wait
+    /// forever or start one by one.
     pub(super) fn check_gang(&self, warnings: &mut Vec<String>) {
         let (Some(gang), Some(group), Some(scheduler)) =
             (&self.job.gang, self.group(), self.scheduler())

@@ -64,7 +64,8 @@ impl ResolvedJob<'_> {
         }
     }
 
-    /// How long the addresses of a role are, with commas between them; nothing is written for that.
+    /// The length of a role's addresses with commas between them, computed without writing them
+    /// out.
     fn list_length(&self, role: &str) -> u64 {
         let count = u64::from(self.count(role));
         // The address's length with a number of one digit, port included.
@@ -113,7 +114,8 @@ impl ResolvedJob<'_> {
         })
     }
 
-    /// Whether each task can be told what it is to be told: pods with longer texts are created, and never start.
+    /// Refuses variables and arguments that are too long for Linux: a pod with such a task would be
+    /// created, and never start.
     pub(super) fn check_lengths(&self, faults: &mut Faults) {
         let mut said = BTreeSet::new();
         for role in &self.roles {
@@ -143,7 +145,7 @@ impl ResolvedJob<'_> {
         let cluster = self.cluster_length();
         let config = cluster.saturating_add(length(&task) + length("{\"cluster\":,\"task\":}"));
         let all = u64::from(self.all());
-        // The training operator's own has NAME.NAMESPACE.svc.
+        // The training operator's own TF_CONFIG has NAME.NAMESPACE.svc for each task.
         let namespace = self.job.namespace.as_deref().map_or(0, length);
         let longer = if self.format == WorkloadFormat::Tfjob {
             all.saturating_mul(namespace + 5)

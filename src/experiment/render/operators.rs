@@ -103,7 +103,7 @@ struct VolcanoTask {
     template: PodTemplateSpec,
 }
 
-/// What Volcano does when something becomes of a task.
+/// What Volcano does after an event of a task.
 #[derive(Serialize)]
 struct Lifecycle {
     event: &'static str,

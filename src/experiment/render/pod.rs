@@ -39,7 +39,7 @@ const OPERATOR: [&str; 2] = [
 #[derive(Clone, Copy)]
 pub(super) enum PodTasks<'a> {
     Task(&'a JobTask),
-    /// All tasks' of a role, which are on servers of one group.
+    /// The tasks of a role, all on servers of one group.
     Role(&'a RoleTasks),
 }
 
@@ -221,8 +221,8 @@ impl ResolvedJob<'_> {
         }
     }
 
-    /// No two parameter servers of the job on one node, where each server has one: also where two nodes have the same labels
-    /// by mistake.
+    /// Keeps two parameter servers of the job off one node where each server has one, even if two
+    /// nodes have the same labels by mistake.
     fn apart(&self, role: &str) -> Option<PodAntiAffinity> {
         let tasks = self
             .roles

@@ -296,7 +296,8 @@ mod tests {
             counts: [70, 140, 0, 0],
         };
         assert_eq!(totals.get("a"), Some(&expected));
-        // The counters have not run. The time counts at once, and the count waits until the counters run again.
+        // The counters have not run. The time counts at once, and the count waits until they run
+        // again.
         assert!(totals.add("a", 0, &reading(300, 150, 60)));
         assert_eq!(
             totals.get("a"),
@@ -325,7 +326,7 @@ mod tests {
         totals.add("b", 0, &reading(10, 10, 7));
         assert_eq!(totals.get("b").unwrap().counts[0], 7);
         assert_eq!(totals.get("a").unwrap().counts[0], 1000);
-        // The counters in slot 0 return to a, together with the counters in slot 1.
+        // The counters in slot 0 return to a, together with those in slot 1.
         totals.forget(0);
         totals.add("a", 0, &reading(10, 10, 5));
         totals.add("a", 1, &reading(20, 20, 3));

@@ -1,8 +1,8 @@
 //! The collectors `caches` and `l2`: the hardware's counts of cycles, instructions and cache accesses.
 //!
-//! The counters belong to exclusive CPUs, not to cgroups. Other tasks on an exclusive CPU are therefore counted, too; the
-//! collector `interference` reports their time. Containers on shared CPUs have series only within the budget of
-//! `metrics.maxSharedCounters`.
+//! The counters belong to exclusive CPUs, not to cgroups, so other tasks on an exclusive CPU are
+//! counted, too; the collector `interference` reports their time. Containers on shared CPUs have
+//! series only within the budget of `metrics.maxSharedCounters`.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::time::{Duration, Instant};

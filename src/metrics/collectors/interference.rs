@@ -60,7 +60,8 @@ impl Collector for InterferenceCollector {
         let usages: Vec<Option<CpuUsage>> = in_time
             .map(|(container, _)| cgroups.usage(container.cgroup).ok().flatten())
             .collect();
-        // A late scrape leaves two samples too far apart. The next scrape covers the missing time.
+        // A late scrape leaves two samples too far apart, and the next scrape covers the missing
+        // time.
         if usages.len() < owners().count() {
             return CollectOutcome::Partial;
         }

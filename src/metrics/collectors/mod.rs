@@ -52,7 +52,7 @@ pub(super) use model::Host;
 /// missing from the page. Unit tests have more time, because their machine may be busy.
 const COLLECTOR_TIME: Duration = Duration::from_secs(if cfg!(test) { 60 } else { 1 });
 
-/// The names of all collectors, in the order in which the collectors run: the keys of `metrics.collectors`.
+/// The names of all collectors, in the order in which they run: the keys of `metrics.collectors`.
 pub const COLLECTORS: [&str; 15] = [
     "state",
     "cgroup",

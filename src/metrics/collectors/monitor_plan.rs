@@ -39,10 +39,10 @@ pub(super) fn name(uid: &str, container: &str) -> Option<String> {
     (name.len() <= MAX_NAME && name.bytes().all(plain)).then_some(name)
 }
 
-/// Plans the changes from the existing groups to the wanted groups, with at most `most` groups.
+/// Plans the changes from the existing groups to the wanted ones, with at most `most` groups.
 ///
-/// Preferred groups come first, then existing groups. Pinfold's groups without a container remain from a deleted pod or an
-/// earlier agent, and are removed.
+/// Preferred groups come first, then existing ones. Pinfold's groups without a container are left
+/// over from a deleted pod or an earlier agent, and are removed.
 pub(super) fn plan(
     existing: &BTreeMap<String, CpuSet>,
     wanted: &[WantedGroup],
@@ -103,7 +103,7 @@ struct MonitorCounter {
 // === impl BandwidthTotals ===
 
 impl BandwidthTotals {
-    /// Adds a counter's increase since the last reading, and returns the total since the first reading.
+    /// Adds a counter's increase since the last reading, and returns the total since the first.
     pub(super) fn add(&mut self, cgroup: &str, key: CounterKey, now: u64) -> u64 {
         let counters = self.containers.entry(cgroup.to_owned()).or_default();
         let counter = counters.entry(key).or_insert(MonitorCounter {

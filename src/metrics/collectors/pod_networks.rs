@@ -146,8 +146,8 @@ fn candidates<'a>(
     pods
 }
 
-/// The node's network namespace: the namespace of process 1, or the agent's own if process 1 is unreadable. A pod's
-/// specification also states the use of the node's network.
+/// The node's network namespace: that of process 1, or the agent's own if process 1 is unreadable.
+/// A pod's specification says, too, whether it uses the node's network.
 fn host_namespace(proc: &Proc) -> Option<u64> {
     let own = || proc.network_namespace(i32::try_from(std::process::id()).ok()?);
     proc.network_namespace(1).or_else(own)

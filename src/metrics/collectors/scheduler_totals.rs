@@ -1,4 +1,4 @@
-//! [`SchedulerTotals`]: the scheduler's counts of each container, while the container's threads start and end.
+//! [`SchedulerTotals`]: the scheduler's counts of each container, while its threads start and end.
 
 use std::collections::{HashMap, HashSet};
 
@@ -31,8 +31,8 @@ struct TaskTotals {
 // === impl SchedulerTotals ===
 
 impl SchedulerTotals {
-    /// Adds the counts of a container's tasks, and returns the totals. The totals never decrease while the cgroup lives.
-    /// `started` returns the start time of a process, and `None` for a thread.
+    /// Adds the counts of a container's tasks, and returns the totals, which never decrease while
+    /// the cgroup lives. `started` returns the start time of a process, and `None` for a thread.
     pub(super) fn add(
         &mut self,
         number: usize,

@@ -19,7 +19,7 @@ use crate::pin::Snapshot;
 /// It is called once per page, under the lock that all collectors share, and may keep state between
 /// pages. State that several collectors need belongs into [`Scrape`].
 pub(super) trait Collector: fmt::Debug + Send {
-    /// The value of the label `collector`, and the key of the collector's switch.
+    /// The value of the label `collector`, and the key of its switch.
     fn name(&self) -> &'static str;
 
     /// Writes the collector's families to the page. Returns before the scrape's deadline.
@@ -106,7 +106,7 @@ impl<'a> Scrape<'a> {
         (scrape, gone)
     }
 
-    /// Reads the process ids of the containers whose ids no earlier collector has read.
+    /// Reads the process ids of the containers, as far as no earlier collector has.
     pub(super) fn list_processes(&mut self) {
         let missing = |container: &&mut MeasuredContainer<'_>| container.processes.is_none();
         for container in self.containers.iter_mut().filter(missing) {

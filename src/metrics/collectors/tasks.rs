@@ -1,8 +1,8 @@
 //! The collector `tasks`: whether the decisions hold for each thread.
 //!
-//! The collector samples the affinity masks and migrations of single threads, and compares the number of threads with the
-//! computed thread counts. A scrape samples only a few containers, in turns. Counts for all threads together come from the
-//! collectors `cgroup` and `threads`.
+//! It samples the affinity masks and migrations of single threads, and compares the number of
+//! threads with the computed thread counts. A scrape samples only a few containers, in turns.
+//! Counts for all threads together come from the collectors `cgroup` and `threads`.
 
 use std::cmp::Reverse;
 use std::collections::BTreeMap;

@@ -22,7 +22,7 @@ const MAX_REUSE: Duration = Duration::from_secs(60);
 
 #[derive(Debug, Default)]
 pub(super) struct TcpCollector {
-    /// The latest timeout count of each namespace, by the process through which the count was read.
+    /// The latest timeout count of each namespace, by the process through which it was read.
     readings: HashMap<i32, TimeoutReading>,
 }
 
@@ -85,7 +85,8 @@ impl Collector for TcpCollector {
 // === impl TimeoutReading ===
 
 impl TimeoutReading {
-    /// The current segment counters, and the timeouts: the earlier reading if still valid, else a new reading.
+    /// The current segment counters, and the timeouts: the earlier reading if still valid, else a
+    /// new one.
     fn of(
         pod: &PodNetwork,
         proc: &Proc,

@@ -289,7 +289,7 @@ fn a_collector_that_is_off_has_no_series() {
     ] {
         assert!(!text.contains(absent), "{absent}: {text}");
     }
-    // The remaining collectors list the processes themselves.
+    // The other collectors list the processes themselves.
     for present in [
         "pinfold_container_threads{",
         "pinfold_pod_network_receive_bytes_total{",

@@ -175,14 +175,14 @@ impl ThreadRecords {
         allowance
     }
 
-    /// Adds the CPU time beyond the allowance to the debt. The limit of the debt keeps a container with many threads from
-    /// delaying the others for hours.
+    /// Adds the CPU time beyond the allowance to the debt. The debt has a limit, so that a
+    /// container with many threads does not delay the others for hours.
     pub(super) fn charge(&mut self, allowance: Duration, used: Duration) {
         self.debt = (self.debt + used.saturating_sub(allowance)).min(ALLOWANCE * MAX_DEBT_SCRAPES);
     }
 
-    /// The order of sampling, as indexes into the list. Containers without a sample of their current CPUs come first, then
-    /// the containers with the oldest samples.
+    /// The order of sampling, as indexes into the list. Containers without a sample of their
+    /// current CPUs come first, then those with the oldest samples.
     pub(super) fn order(&self, containers: &[(usize, &CpuSet)]) -> Vec<usize> {
         let last_turn = |(number, cpus): &(usize, &CpuSet)| {
             let record = self.records.get(*number)?;

@@ -63,7 +63,8 @@ impl Collector for ThreadsCollector {
                 complete = false;
                 continue;
             };
-            // The `pids` controller may lag behind. A count below the number of processes is replaced by a count by hand.
+            // The `pids` controller may lag behind, so a count below the number of processes is
+            // replaced by a count by hand.
             let by_controller = container
                 .pids_current
                 .filter(|count| *count >= processes.len());

@@ -141,7 +141,8 @@ impl SlotReconciler {
                 );
                 memory.untaintable =
                     Some((verdict.plan.clone().unwrap_or_default(), reason.clone()));
-                // The published state still has the reason of the last pass. The same reason gets only one Event.
+                // The published state still has the reason of the last pass, and the same reason
+                // gets only one Event.
                 if scenes.state.borrow().taint.as_ref() != Some(&reason) {
                     tracing::warn!("scenes: {reason}");
                     self.emit_event(true, "TaintRefused", reason);

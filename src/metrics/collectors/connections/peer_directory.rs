@@ -15,7 +15,8 @@ const MAX_UNKNOWN: usize = 256;
 /// The pods by address.
 #[derive(Debug, Default)]
 pub(super) struct PeerDirectory {
-    /// This node's pods in the last sample and in the sample before, by address. `None` for an address of several pods.
+    /// This node's pods in the last sample and in the one before, by address. `None` for an address
+    /// of several pods.
     local: HashMap<IpAddr, Option<(ObjectName, Peer)>>,
     local_before: HashMap<IpAddr, Option<(ObjectName, Peer)>>,
     /// The pods of each job on all nodes, from the API. `None` for an address of several pods.

@@ -61,7 +61,7 @@ fn a_reused_process_id_does_not_decrease_a_counter() {
     let status = "voluntary_ctxt_switches:\t5\nnonvoluntary_ctxt_switches:\t1\n";
     write(&root.join("proc/101/task/101/status"), status);
     assert_eq!(voluntary(&scrape(&sources, &pod)), "75");
-    // The counts of a process stay with the pod after the process moves to a different pod.
+    // The counts of a process stay with the pod after the process moves to another one.
     let pods = [pod[0].clone(), container(root, 2)];
     write(
         &root.join("sys/fs/cgroup/kubepods/pod1/c1/cgroup.procs"),

@@ -1,4 +1,4 @@
-//! A node that gives up its slot without a plan, or because another node has claimed the slot.
+//! A node that gives up its slot without a plan, or because another node has claimed it.
 
 use serde_json::{Value, json};
 
