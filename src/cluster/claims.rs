@@ -131,7 +131,7 @@ impl Claims {
         self.confirm(found).await
     }
 
-    /// The slots among `names` that this node holds. Each slot needs a separate read.
+    /// The slots among `names` that this node holds, each read separately.
     ///
     /// # Errors
     /// Any [`Failure`].
@@ -152,7 +152,7 @@ impl Claims {
         Ok(mine)
     }
 
-    /// The slots among `names` that other nodes hold. Each slot needs a separate read.
+    /// The slots among `names` that other nodes hold, each read separately.
     ///
     /// # Errors
     /// Any [`Failure`].

@@ -19,7 +19,7 @@ const MAX_MEMBERS: usize = 10_000;
 /// The longest time for the pods of a job, in seconds.
 const READ_SECONDS: u32 = 60;
 
-/// After this time without a further pod, a server without streaming lists has sent all pods.
+/// After this time without another pod, a server without streaming lists has sent all of them.
 const SILENCE_AFTER_LIST: Duration = Duration::from_secs(2);
 
 /// A pod of a job, with its own IP addresses.

@@ -171,7 +171,8 @@ impl Sources {
         }
     }
 
-    /// Samples the TCP connections of all pods, if enabled. A sample enters every namespace and takes too long for a scrape.
+    /// Samples the TCP connections of all pods, if enabled. That enters every namespace and takes
+    /// too long for a scrape.
     pub fn sample_connections(&self, snapshot: &Snapshot) {
         if let Some(connections) = &self.connections {
             connections.sample(&self.host, snapshot, &self.namespaces);

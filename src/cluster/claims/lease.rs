@@ -91,7 +91,7 @@ impl BriefMetadata {
 // === impl Lease ===
 
 impl Lease {
-    /// The Lease's name and holder. The holder is the owner of kind Node, else the node in `holderIdentity`.
+    /// The Lease's name, and its holder: the owner of kind Node, else the node in `holderIdentity`.
     pub(super) fn held(self) -> (Option<String>, Holder) {
         let metadata = self.metadata.unwrap_or_default();
         let mut owners = metadata.owners.unwrap_or_default().into_iter();

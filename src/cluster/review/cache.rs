@@ -42,7 +42,8 @@ pub enum Review {
     TooManyTokens,
 }
 
-/// A caller's token and path, as the cache's key. The key has the token's SHA-256 digest, so the cache holds no token.
+/// A caller's token and path, as the cache's key. It has only the token's SHA-256 digest, so the
+/// cache holds no token.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 pub(super) struct CallerKey {
     token_digest: [u8; SHA256_OUTPUT_LEN],

@@ -181,7 +181,8 @@ impl ResolvedJob<'_> {
         Ok(objects)
     }
 
-    /// Refuses a role that groups run in different ways: a TFJob has a single template for all replicas of a role.
+    /// Refuses a role that groups run in different ways, because a TFJob has a single template for
+    /// all replicas of a role.
     fn check_one_template(&self) -> Result<(), String> {
         for role in &self.roles {
             let uneven = role.groups.windows(2).any(|pair| match pair {

@@ -6,7 +6,7 @@
 
 use std::collections::HashMap;
 
-/// The numbers of the live cgroups. The number of a removed cgroup is used again.
+/// The numbers of the live cgroups. That of a removed one is used again.
 #[derive(Debug, Default)]
 pub(super) struct CgroupNumbers {
     /// The cgroup of each number; `None` for a free number.

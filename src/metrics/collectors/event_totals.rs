@@ -288,7 +288,8 @@ mod tests {
         let mut totals = EventTotals::default();
         assert!(totals.add("a", 0, &reading(100, 50, 10)));
         assert_eq!(totals.get("a").unwrap().counts, [20, 40, 0, 0]);
-        // Each period has its own ratio. A ratio over the whole life would decrease the count to 80.
+        // Each period has its own ratio, because one over the whole life would decrease the count
+        // to 80.
         assert!(totals.add("a", 0, &reading(200, 150, 60)));
         let expected = ContainerTotals {
             enabled: 200,
