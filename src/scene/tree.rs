@@ -110,7 +110,7 @@ impl Tree {
         self.node == ValueKind::Scalar(Value::Null)
     }
 
-    /// The value alone. What is null is left out of maps: the API server does the same.
+    /// The value alone. Null values are left out of maps, as the API server does.
     pub(crate) fn value(&self) -> Value {
         match &self.node {
             ValueKind::Scalar(value) => value.clone(),

@@ -5,7 +5,7 @@ use std::fmt::Write;
 /// A position: from the left, and from above.
 pub(crate) type Position = (f64, f64);
 
-/// The side of a text's position.
+/// Which part of a text stands at its position.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Anchor {
     /// It begins there.

@@ -1,4 +1,5 @@
-//! The addresses of all tasks: written once for all of them, and not longer than a program can be told.
+//! The addresses of all tasks: written once for all of them, and no longer than Linux passes to a
+//! program.
 
 use std::collections::{BTreeMap, BTreeSet};
 
