@@ -199,6 +199,7 @@ impl Topology {
         }
     }
 
+    /// The groups of an online CPU.
     pub fn cpu(&self, id: u32) -> Option<&Cpu> {
         self.cpus
             .binary_search_by_key(&id, |cpu| cpu.id)

@@ -91,6 +91,7 @@ impl Proc {
             .collect()
     }
 
+    /// The number of a process's threads; 0 for a process that is gone.
     pub fn thread_count(&self, pid: i32) -> usize {
         // The kernel counts each thread as a link to the directory `task`, which has two more
         // links.
@@ -143,6 +144,7 @@ impl Proc {
         Some((uptime.uptime - started).max(0.0))
     }
 
+    /// CPU seconds, user and system, used by all threads of a process.
     pub fn cpu_seconds(&self, pid: i32) -> Option<f64> {
         let stat = self.stat(pid)?;
         Some(stat.utime.saturating_add(stat.stime) as f64 / self.ticks_per_second as f64)

@@ -56,6 +56,7 @@ pub struct SocketTcpCounts {
 pub struct SocketTraffic {
     pub receive: TrafficCount,
     pub transmit: TrafficCount,
+    /// TCP segments and timeouts of the sent traffic.
     pub tcp: SocketTcpCounts,
 }
 

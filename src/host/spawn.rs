@@ -109,6 +109,7 @@ impl SpawnError {
 // === impl Launcher ===
 
 impl Launcher {
+    /// Starts the launcher's thread.
     ///
     /// # Errors
     ///

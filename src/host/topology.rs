@@ -380,6 +380,7 @@ fn number(path: &Path) -> Result<Option<i64>> {
     parsed(path, "a whole number", |text| text.parse().ok())
 }
 
+/// The value in a file; `None` if the file does not exist.
 fn parsed<T>(
     path: &Path,
     expected: &'static str,

@@ -100,6 +100,7 @@ pub(super) struct Rules {
     pub(super) outer: Vec<usize>,
     /// Bits set by every taken CPU of the block, which its patterns therefore leave out.
     pub(super) implied: u64,
+    /// The bits of the block's patterns.
     pub(super) keep: u64,
     /// Bits set if no CPU of the block is taken.
     pub(super) untouched: u64,

@@ -104,6 +104,7 @@ impl Cgroups {
         self.systemd = runs.then(Arc::default);
     }
 
+    /// Whether the cpuset controller belongs to a hierarchy of cgroup v1.
     fn is_v1(&self) -> bool {
         self.version == CgroupVersion::V1
     }
@@ -311,6 +312,7 @@ impl Cgroups {
         Ok(found)
     }
 
+    /// The names of the cgroups directly below `path`.
     pub fn children(&self, path: &str) -> Result<Vec<String>> {
         directories(&self.cpuset.join(path))
     }

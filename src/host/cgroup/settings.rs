@@ -145,6 +145,7 @@ impl Cgroups {
         tried.map_err(CgroupError::directory("set an attribute of", &self.cpuset))
     }
 
+    /// The note on a cgroup; `None` without a note.
     ///
     /// # Errors
     /// The cgroup is gone, or its file system keeps no attributes.
