@@ -262,8 +262,8 @@ impl ManifestDocument {
     }
 }
 
-/// Whether the API server would accept the restart policies. An object of the API server needs no
-/// check, and newer servers may have more policies.
+/// Whether the API server would accept the restart policies. An object of the API server is not
+/// checked, because newer servers may have more policies.
 fn check_restart_policies(pod: &PodObject) -> Result<(), PodError> {
     let Some(spec) = &pod.spec else { return Ok(()) };
     let init = spec.init_containers.iter().flatten().zip(0..);

@@ -57,7 +57,7 @@ pub enum Cores {
     Preferred,
     /// Whole cores only. A count that needs a part of a core is refused.
     Whole,
-    /// A single CPU of each core, whose remaining CPUs stay idle.
+    /// A single CPU of each core. The remaining CPUs of the core stay idle.
     Single,
 }
 
@@ -74,8 +74,8 @@ pub enum Numa {
     Fewest,
 }
 
-/// The treatment of CPUs isolated at boot. The kernel moves no threads between them, so all threads
-/// of a program may end up on the same CPU, unless the program sets each thread's affinity.
+/// The treatment of CPUs isolated at boot. The kernel moves no threads between isolated CPUs. All
+/// threads of a program may end up on the same CPU, unless the program sets each thread's affinity.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize, clap::ValueEnum)]
 #[serde(rename_all = "lowercase")]
 pub enum Isolated {
