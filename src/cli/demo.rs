@@ -283,7 +283,8 @@ fn summary(report: &DemoReport) -> Vec<Line> {
     lines
 }
 
-/// The text before the table: a warning if the comparison is unreliable, then the sentences about the comparison.
+/// The text before the table: a warning if the comparison is unreliable, then the sentences about
+/// it.
 fn introduction(report: &DemoReport) -> Vec<Line> {
     let bold = |sentence: &str| Line::styled(&Style::new().bold(), sentence, "");
     let warning = report.interference.map_or_else(Vec::new, |interference| {

@@ -75,6 +75,7 @@
 //! square of the number of CPUs taken. For the group of a block, this number is the table's `j`.
 //! For a crossing group, the CPUs taken from it must be counted, so a second plan has patterns that
 //! count them.
+//!
 //! If groups nest, the work is at most a few times the free CPUs times `n`, for every free set.
 //! Only groups that cross each other wildly, as on no real machine, could make it too large.
 //! [`Placer::new`] then ignores LLCs, then sockets, then NUMA nodes, until the work is small
@@ -340,8 +341,8 @@ impl Placer {
         }
     }
 
-    /// Each CPU's distance to the nearest of the NUMA nodes `near`, less the least such distance; empty if all
-    /// distances are equal.
+    /// Each CPU's distance to the nearest of the NUMA nodes `near`, less the least of these; empty
+    /// if all are equal.
     fn distances(&self, near: &CpuSet) -> Vec<usize> {
         let mut known: BTreeMap<Option<u32>, u32> = BTreeMap::new();
         for &numa in if near.is_empty() {

@@ -90,7 +90,7 @@ pub struct Program {
 }
 
 /// The attachment of a program to a cgroup. Dropping the link, the end of the process, or the
-/// removal of the cgroup ends the attachment.
+/// removal of the cgroup ends it.
 #[derive(Debug)]
 pub struct ProgramLink {
     _link: OwnedFd,
@@ -301,7 +301,7 @@ fn batch<const V: usize>(cpus: usize) -> usize {
 // === impl Direction ===
 
 impl Direction {
-    /// The number of programs of all owners attached directly to a cgroup.
+    /// The number of programs attached directly to a cgroup, whoever owns them.
     ///
     /// # Errors
     /// See [`BpfError`].

@@ -79,7 +79,7 @@ pub struct CpuSample {
     pub separate_interrupts: bool,
 }
 
-/// The counters of a CPU since the CPU's start.
+/// The counters of a CPU since its start.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct CpuTimes {
     /// Idle time, including the time in which tasks wait for devices. It is the sum of two numbers

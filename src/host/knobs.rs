@@ -4,7 +4,7 @@
 //! that the kernel itself manages refuse writes with EIO, which the caller reports.
 //!
 //! A work queue's own mask (`/sys/devices/virtual/workqueue/NAME/cpumask`) is no knob. The kernel
-//! keeps every unbound work queue within the common mask, so changing that one is enough, and
+//! keeps every unbound work queue within the common mask, so changing that mask is enough, and
 //! leaves less to restore.
 
 use std::collections::{BTreeMap, BTreeSet};

@@ -2,7 +2,8 @@
 //! The node's files are looked up below a root given by the caller, and those about this process or
 //! its own kernel below the real root.
 //!
-//! It contains no policy: functions read the state of the host, and write what callers give them.
+//! The module contains no policy: functions read the state of the host, and write what callers give
+//! them.
 
 #![warn(clippy::too_many_lines, clippy::excessive_nesting)]
 

@@ -22,8 +22,8 @@ pub struct Netns {
     file: Arc<OwnedFd>,
 }
 
-/// A reference to the network namespace of a process, for [`for_each_netns`]. A namespace with a different number is
-/// skipped.
+/// A reference to the network namespace of a process, for [`for_each_netns`]. If the process has
+/// another namespace by now, it is skipped.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct NetnsRef {
     pub file: PathBuf,

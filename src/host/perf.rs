@@ -28,8 +28,8 @@ use super::file;
 /// The number of events in a group.
 pub const EVENTS: usize = 4;
 
-/// The number of words before a group's counts: the number of counts, the time enabled, the time
-/// running.
+/// The number of words before a group's counts: the number of counts, the time enabled, and the
+/// time running.
 const HEAD: usize = 3;
 
 const WORD: usize = size_of::<u64>();
@@ -175,7 +175,7 @@ pub enum PerfError {
     /// The CPU is not online.
     #[error("CPU {0} is offline")]
     Offline(u32),
-    /// A further error, for example too many open files.
+    /// Another error, for example too many open files.
     #[error("can't open counters on CPU {cpu}; if too many files are open, raise LimitNOFILE")]
     Open {
         cpu: u32,

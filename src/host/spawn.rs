@@ -251,7 +251,7 @@ fn run_anywhere() {
     let _ = nix::sched::sched_setaffinity(Pid::from_raw(0), &all);
 }
 
-/// Starts a process from the calling thread, whose end then ends the process.
+/// Starts a process from the calling thread. When this thread ends, so does the process.
 fn start(spawn: &Spawn) -> Result<Process, SpawnError> {
     let program = spawn.program.display();
     let mut procs_files = Vec::with_capacity(spawn.cgroup_procs.len());

@@ -53,7 +53,7 @@ pub enum TopologyError {
     },
 }
 
-/// The reason why the host's online CPUs are unknown.
+/// Why the host's online CPUs are unknown.
 #[derive(Debug, thiserror::Error)]
 pub enum OnlineError {
     #[error("cannot read the host's online CPUs from {}: mount sysfs there", path.display())]

@@ -51,7 +51,7 @@ const RETRY: Duration = Duration::from_secs(30);
 #[derive(Debug)]
 struct WatchedDirectory {
     inode: u64,
-    /// The inotify watches of the directory and of the file in the directory.
+    /// The inotify watches of the directory and of the file in it.
     watched: Vec<WatchDescriptor>,
     /// In a directory above the root, the only name whose events matter.
     only: Option<OsString>,

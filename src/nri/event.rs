@@ -82,8 +82,8 @@ impl fmt::Display for Event {
     }
 }
 
-/// The event mask of the answer to Configure. Runtimes read an empty mask as all events, so that of
-/// an empty set has a rare event.
+/// The event mask of the answer to Configure. Runtimes read an empty mask as all events, so the
+/// mask of an empty set has a rare event.
 pub(super) fn event_mask(events: &EventSet) -> i32 {
     let bit = |event: &Event| 1_i32 << (*event as i32 - 1);
     match events.iter().map(bit).sum::<i32>() {

@@ -74,9 +74,8 @@ pub const IMAGE_ANNOTATIONS: [&str; 2] = [
 /// runtime remembers them and writes them again later, even if the container no longer owns them.
 pub const GIVEN_CPUS_ANNOTATION: &str = "pinfold.io/assigned-cpus";
 
-/// The pod of a sandbox, with the sandbox's containers from oldest to newest. Stopped containers
-/// and those of other sandboxes are left out. Of several containers with the same name, the last
-/// counts.
+/// The pod of a sandbox, with its containers from oldest to newest. Stopped containers and those of
+/// other sandboxes are left out. Of several containers with the same name, the last counts.
 pub fn pod<'a>(sandbox: &PodSandbox, containers: impl IntoIterator<Item = &'a Container>) -> Pod {
     let class = qos_class(sandbox.cgroup_parent());
     let stopped = ContainerState::Stopped as i32;
@@ -93,7 +92,8 @@ pub fn pod<'a>(sandbox: &PodSandbox, containers: impl IntoIterator<Item = &'a Co
     let containers = by_name
         .into_values()
         .filter_map(|container| pod_container(container, class));
-    // CRI-O copies the pod's annotations to its containers, so with such an annotation the pod's author may speak.
+    // CRI-O copies the pod's annotations to its containers, so it may be the pod's author who
+    // speaks in such an annotation.
     let is_forged = sandbox.annotations.contains_key(GIVEN_CPUS_ANNOTATION);
     let containers = containers.map(|mut container| {
         container.given_cpus = container.given_cpus.filter(|_| !is_forged);

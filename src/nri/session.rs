@@ -108,7 +108,7 @@ pub(super) struct Session<'a, P> {
     runtime: Option<RuntimeInfo>,
     /// The deadline of the registration; `None` once the runtime has sent Configure.
     registration_deadline: Option<Instant>,
-    /// The reason to disconnect after all bytes are sent.
+    /// Why to disconnect once all bytes are sent.
     closing: Option<Disconnect>,
 }
 

@@ -165,9 +165,9 @@ impl Decisions {
     }
 }
 
-/// The default reserved CPUs: the lowest core without an exclusive CPU. If every core has one, it
-/// is the free CPUs of the lowest core with a free CPU, and if every online CPU is exclusive, it is
-/// empty.
+/// The default reserved CPUs: the lowest core without an exclusive CPU. If every core has one, they
+/// are the free CPUs of the lowest core with a free CPU, and if every online CPU is exclusive,
+/// there are none.
 ///
 /// CPUs isolated at boot come last: everything on this node that owns no CPUs runs on the reserved
 /// CPUs, and on isolated CPUs the kernel would not spread it.

@@ -274,7 +274,7 @@ mod tests {
             returning(&later, "0-4,6-7"),
             (both("0-4,6-7").to_vec(), "0-4,6-7".to_owned())
         );
-        // The tree has since been limited for good, so the class stays within the tree.
+        // The tree has since been limited for good, so the class stays within it.
         later.surroundings.above[0].cpuset = cpuset("0,2-3");
         let mut limited = later.clone();
         limited.surroundings.above[1].cpuset = cpuset("0,2-3");

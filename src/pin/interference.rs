@@ -75,7 +75,7 @@ struct TrackedOwner {
 struct Tenure {
     cpus: CpuSet,
     tracks: Vec<Track>,
-    /// The time of the last reading, and the owner's usage at the last reading.
+    /// The time of the last reading, and the owner's usage then.
     last: (BootNanos, BootNanos),
     contradictions: u32,
 }
@@ -227,7 +227,6 @@ impl Tenure {
     /// The narrowest bounds among all sources; `None` if the reading contradicts earlier readings.
     /// Contradictions happen because the kernel reads idle time and waiting-idle time at different
     /// instants, so a spell can count in both or in neither.
-    /// instants. A spell can count in both or in neither.
     fn bounds(&mut self, points: &[InterferenceBounds]) -> Option<Bounds> {
         let count = BootNanos::try_from(self.cpus.len()).unwrap_or(BootNanos::MAX);
         let mut best: Option<Bounds> = None;

@@ -76,7 +76,7 @@ pub enum Step {
         /// The CPUs that must be in force afterwards, if the cgroup is a partition.
         in_force: Option<CpuSet>,
     },
-    /// Makes a cgroup a partition, or turns a partition back into a member.
+    /// Makes a cgroup a partition, or turns it back into a member.
     Partition {
         path: String,
         kind: PartitionKind,

@@ -224,7 +224,7 @@ fn node_keys(spec: &object::PodSpec) -> BTreeSet<String> {
 }
 
 struct ContainerInStatus {
-    /// The runtime's id, without the prefix with the runtime's name.
+    /// The runtime's id, without the prefix that names the runtime.
     runtime_id: Option<String>,
     granted: AllocatedCpu,
     /// The exit code of a container that has ended. A missing code counts as a failure.

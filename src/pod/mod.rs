@@ -81,5 +81,6 @@ pub const CPUS_ANNOTATION: &str = "pinfold.io/cpus";
 /// The thread profile: `limit`, `openmp`, `embedding`, `ps` or `off`.
 pub const THREADS_ANNOTATION: &str = "pinfold.io/threads";
 
-/// The number of processes that share a container's CPUs, if the command line lacks the number: a positive integer.
+/// The number of processes that share a container's CPUs, if the command line doesn't tell: a
+/// positive integer.
 pub const PROCESSES_ANNOTATION: &str = "pinfold.io/processes";

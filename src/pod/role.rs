@@ -301,7 +301,7 @@ fn plain_manifest(pod: &Pod) -> Option<Recognition> {
     })
 }
 
-/// The label that selects all pods of a job, if the pod belongs to the job by a label.
+/// The label that selects all pods of a job, if the pod belongs to it by a label.
 pub fn job_label<'a>(pod: &'a Pod, job: &str) -> Option<(&'static str, &'a str)> {
     let keys = [
         KUBEFLOW_JOB,

@@ -414,7 +414,7 @@ fn profile(
     })
 }
 
-/// The name of the container's program, if a service mesh or the container runtime added the container.
+/// The name of the container's program, if a service mesh or the container runtime added it.
 fn infrastructure(container: &Container) -> Option<&'static str> {
     let image = container.image.split('@').next().unwrap_or_default();
     let last = image.rsplit('/').next().unwrap_or_default();

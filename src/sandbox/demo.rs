@@ -388,7 +388,7 @@ async fn half(
             address: agent.address(),
             rows,
         });
-        // If a step takes longer than the measurement, the measurement goes on until the first step.
+        // If a step takes longer than the measurement, that goes on until the first step.
         let has_step = |base: &Sample| now.steps() > base.steps() || now.at - base.at >= FIRST_STEP;
         if let Some(base) = base
             .as_ref()

@@ -89,7 +89,7 @@ pub(super) struct PodStart<'a> {
 // === impl LocalNode ===
 
 impl LocalNode {
-    /// Creates the tree and the network, after the remains of a killed predecessor are gone.
+    /// Removes the remains of a killed predecessor, then creates the tree and the network.
     ///
     /// # Errors
     /// Another local node is running, or the kernel refuses a cgroup or a namespace.
@@ -132,8 +132,8 @@ impl LocalNode {
             .unwrap_or_default()
     }
 
-    /// Starts a pod: the manifest appears, then the cgroups, then the process in the container's cgroup. Returns the
-    /// starting time of the process.
+    /// Starts a pod: first its manifest appears, then the cgroups, then the process in the
+    /// container's cgroup. Returns the starting time of the process.
     pub(super) fn start(&mut self, start: PodStart<'_>) -> anyhow::Result<Instant> {
         let PodStart {
             pod,
@@ -329,7 +329,7 @@ pub(super) fn clear(cgroups: &Cgroups) -> anyhow::Result<()> {
     retry_until_released(|| cgroups.remove(TOP)).context("can't remove the remaining cgroups")
 }
 
-/// Creates the parts of a node, after the remains of a killed predecessor are gone.
+/// Removes the remains of a killed predecessor, then creates the parts of a node.
 ///
 /// The top cgroup and the tree get the weight that a kubelet gives its pods: a request of all CPUs.
 fn furnish(cgroups: &Cgroups) -> anyhow::Result<(Launcher, NetworkSwitch)> {

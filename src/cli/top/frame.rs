@@ -17,7 +17,7 @@ use crate::text::counted;
 pub(super) struct FrameInput<'a> {
     pub(super) nodes: &'a [MonitoredNode],
     pub(super) names: &'a [String],
-    /// The rows that the view selects, in the view's order.
+    /// The rows that the view selects, in its order.
     pub(super) rows: &'a [Arc<PodRow>],
     /// The number of pods before the filter.
     pub(super) pods: usize,

@@ -174,7 +174,7 @@ fn enter() -> io::Result<()> {
 
 const NO_SIZE: &str = "can't read the terminal's size; pinfold top --once needs no terminal";
 
-/// Restores the terminal's settings without writing to the terminal.
+/// Restores the terminal's settings without writing to it.
 pub(super) fn unset() {
     let _ = disable_raw_mode();
 }
@@ -187,7 +187,7 @@ fn restore() {
     let _ = io::stdout().flush();
 }
 
-/// Keys and changes of the terminal's size, until the terminal is gone.
+/// Keys and changes of the terminal's size, until it is gone.
 pub(super) fn events() -> anyhow::Result<mpsc::Receiver<Event>> {
     let (sender, events) = mpsc::channel(MAX_WAITING);
     let read = move || {

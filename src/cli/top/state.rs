@@ -14,7 +14,7 @@ pub(super) type NodeResponse = (usize, Duration, Response);
 pub(super) struct TopState {
     pub(super) nodes: Vec<MonitoredNode>,
     pub(super) view: View,
-    /// The rows that the view selects, in the view's order.
+    /// The rows that the view selects, in its order.
     pub(super) rows: Vec<Arc<PodRow>>,
     names: Vec<String>,
     /// The number of pods before the filter.

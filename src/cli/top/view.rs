@@ -68,7 +68,7 @@ impl View {
         }
     }
 
-    /// The rows that the view selects, in the view's order; `names` are the names of the nodes.
+    /// The rows that the view selects, in its order; `names` are the names of the nodes.
     pub(super) fn rows(&self, mut rows: Vec<Arc<PodRow>>, names: &[String]) -> Vec<Arc<PodRow>> {
         let filter = Filter::new(&self.filter);
         rows.retain(|row| {

@@ -93,7 +93,7 @@ pub(super) enum BlockShape {
     Join(usize, usize),
 }
 
-/// The groups around a block, and the block's part in patterns of crossing groups.
+/// The groups around a block, and its part in patterns of crossing groups.
 #[derive(Debug, Clone, Default)]
 pub(super) struct Rules {
     /// Groups with all CPUs of the block and others. Groups that patterns count are left out.

@@ -70,7 +70,7 @@ pub(super) enum NodeShape {
     },
 }
 
-/// A node and two rules of the node's block.
+/// A node and two rules of its block.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct NodePart {
     pub(super) node: usize,
@@ -87,7 +87,7 @@ pub(super) struct OwnPrice<'a, P> {
     pub(super) shared: &'a [usize],
 }
 
-/// The part of the price that comes from outside a node, as needed for the node's table.
+/// The part of the price that comes from outside a node, as its table needs it.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct OuterPrice<'a, P> {
     /// The price of the groups around the node, which have all its CPUs and others.
@@ -427,7 +427,7 @@ impl<'a, P: Price> Search<'a, P> {
         }
     }
 
-    /// The price of groups with a price that depends on the number of CPUs taken.
+    /// The price of the groups whose price depends on the number of CPUs taken.
     #[inline]
     pub(super) fn shared(&self, groups: &[usize], count: usize) -> P {
         if !P::HAS_PREFERENCES {

@@ -26,7 +26,7 @@ pub struct CpuStat {
 /// Resources whose pressure the kernel counts.
 pub const RESOURCES: [&str; 3] = ["cpu", "io", "memory"];
 
-/// Time in which tasks of a cgroup waited, since the cgroup's creation.
+/// Time in which tasks of a cgroup waited, since it was made.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Pressure {
     /// Time in which at least one task waited.
@@ -35,7 +35,7 @@ pub struct Pressure {
     pub full: Option<Duration>,
 }
 
-/// CPU time used by a cgroup's tasks since the cgroup's creation.
+/// CPU time used by a cgroup's tasks since it was made.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum CpuUsage {
     /// One time per CPU, from CPU 0 on (cgroup v1).

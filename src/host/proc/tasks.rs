@@ -61,10 +61,10 @@ impl Proc {
     /// Whether a process still runs the program of a parent outside the container. `container`
     /// lists the container's processes.
     ///
-    /// A container runtime forks a process into the container's cgroup before that executes the
-    /// container's program, and until then `/proc/PID/environ` shows the runtime's environment. A
-    /// worker forked by a training program never executes a program either, but its parent belongs
-    /// to the container.
+    /// A container runtime forks a process into the container's cgroup, and only then the process
+    /// executes the container's program. Until it does, `/proc/PID/environ` shows the runtime's
+    /// environment. A worker forked by a training program never executes a program either, but its
+    /// parent belongs to the container.
     pub fn awaits_exec(&self, pid: i32, container: &[i32]) -> bool {
         let forked = |stat: &Stat| {
             StatFlags::from_bits_truncate(stat.flags).contains(StatFlags::PF_FORKNOEXEC)

@@ -46,7 +46,8 @@ impl Setting {
             | Step::Remove { .. }
             | Step::Record { .. }
             | Step::Narrowed { earlier: None, .. } => None,
-            // The note of a set stands for the set: without it, nothing would know what to restore.
+            // The note of a set stands for the set, because without it, nothing would know what to
+            // restore.
             Step::Narrowed {
                 earlier: Some(_), ..
             }

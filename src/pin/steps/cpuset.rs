@@ -407,7 +407,7 @@ impl<'a> CpusetPlanner<'a> {
         cpuset.effective.union(written)
     }
 
-    /// Whether the pod has a set, and the plan adds CPUs of the pod's owners to the set.
+    /// Whether the pod has a set, and the plan adds CPUs of the pod's owners to it.
     fn widens(&self, pod: &ObservedPod, plan: &PodPlan) -> bool {
         let written = &pod.cgroup.cpuset.cpus;
         let assigned = plan.assignment.cpus().intersection(&self.available);

@@ -210,8 +210,8 @@ impl<'a> PartitionState<'a> {
         self.steps.extend(steps);
     }
 
-    /// The step that gives a pod its earlier CPUs back, if an earlier enforcement or a foreign program
-    /// has narrowed the pod. Offline CPUs in the pod's set are no reason for a write.
+    /// The step that gives a pod its earlier CPUs back, if an earlier enforcement or a foreign
+    /// program has narrowed it. Offline CPUs in the pod's set are no reason for a write.
     fn restored_pod_cpus(&self, pod_target: &PodTarget<'_>) -> Option<Step> {
         let cgroup = &pod_target.pod.cgroup;
         let record = pod_target.pod.record.as_ref()?;
@@ -399,7 +399,7 @@ impl<'a> PartitionState<'a> {
         ));
     }
 
-    /// Restores the memory and the CPUs of a non-owner, except the CPUs of its pod's partitions. A
+    /// Restores the memory and the CPUs of a non-owner, except those of its pod's partitions. A
     /// former owner without a record had no set of its own.
     fn settle_other(&self, leaf: &Leaf<'_>, last: &mut LastPhase) {
         let cgroup = &leaf.container.cgroup;

@@ -182,8 +182,8 @@ fn end_partitions(pod: &ObservedPod) -> Vec<Step> {
     steps
 }
 
-/// The exclusive CPUs that a pod's cgroup keeps: the CPUs of foreign partitions, and all CPUs of a
-/// pod without a record.
+/// The exclusive CPUs that a pod's cgroup keeps: those of foreign partitions, and all of a pod
+/// without a record.
 fn kept_cpus(pod: &ObservedPod) -> CpuSet {
     if pod.record.is_none() {
         return pod.cgroup.cpuset.exclusive.clone();

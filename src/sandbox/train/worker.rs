@@ -52,7 +52,7 @@ pub enum WorkerError {
         #[source]
         source: WireError,
     },
-    /// The peer speaks a different protocol.
+    /// The peer speaks another protocol.
     #[error("the connection to parameter server {host} failed")]
     Protocol {
         host: String,
