@@ -74,8 +74,8 @@ const fn last_level(result: u32) -> PerfEvent {
 ///
 /// The general event "cache references" counts another cache on each kind of CPU: the last level on
 /// Intel CPUs, the second level on AMD CPUs, the first level on Arm CPUs. On all CPUs except
-/// Intel's, these are therefore the events that Linux defines for the last-level cache alone. If a
-/// CPU lacks them, the kernel refuses to open them.
+/// Intel's, references and misses are therefore counted by the events that Linux defines for the
+/// last-level cache alone. If a CPU lacks these, the kernel refuses to open them.
 pub fn hardware_events(root: &Path) -> PerfEvents {
     let [references, misses] = match cpu_info(root, "vendor_id").as_deref() {
         Some("GenuineIntel") => CACHE_EVENTS,
