@@ -88,8 +88,8 @@ pub(super) fn object_name(text: &str) -> Result<String, String> {
 // === impl ClusterArgs ===
 
 impl ClusterArgs {
-    /// Whether the command reaches the cluster's agents. `elsewhere`: options outside [`ClusterArgs`] name agents or
-    /// manifests.
+    /// Whether the command reaches the cluster's agents. `elsewhere`: options outside
+    /// [`ClusterArgs`] name agents or manifests.
     ///
     /// # Errors
     /// The options contradict each other.
@@ -107,7 +107,8 @@ impl ClusterArgs {
         Ok(is_wanted)
     }
 
-    /// Prepares the connection to the cluster. No request is sent. Must be called within an asynchronous runtime.
+    /// Prepares the connection to the cluster without sending a request. Must be called within an
+    /// asynchronous runtime.
     ///
     /// # Errors
     /// The kubeconfig can't be used.
@@ -161,7 +162,7 @@ impl ClusterAgents {
     /// The agent of the node on which a pod runs.
     ///
     /// # Errors
-    /// The pod is missing or has no node, or no agent runs on the node.
+    /// The pod is missing or has no node, or no agent runs there.
     pub(super) async fn target_of(&self, namespace: &str, pod: &str) -> anyhow::Result<Target> {
         let node = self.agents.node_of(namespace, pod).await;
         let node = node.map_err(|failure| {

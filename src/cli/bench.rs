@@ -165,7 +165,7 @@ impl BenchArgs {
              --dry-run"
         );
         start_error_log()?;
-        // An unwritable file ends the command here, before minutes of measurement.
+        // A file that can't be written ends the command here, before minutes of measurement.
         let picture = self.svg.as_deref().map(Draft::new).transpose()?;
         let bar = ProgressBar::new(plan.rounds.len() as u64 * 4);
         bar.set_style(ProgressStyle::with_template(
@@ -258,7 +258,6 @@ fn setting(plan: &BenchPlan) -> [String; 4] {
     ]
 }
 
-/// A heading.
 fn bold(text: &str) -> Line {
     Line::styled(&Style::new().bold(), text, "")
 }

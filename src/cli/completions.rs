@@ -17,8 +17,8 @@ pub(super) struct Completions {
 impl Completions {
     /// Prints the completions of `command`, the program's full command.
     pub(super) fn run(&self, command: &Command) -> anyhow::Result<ExitCode> {
-        // Hidden commands get no completion. The generators do not know the difference, so hidden commands are removed
-        // first.
+        // Hidden commands get no completion. The generators do not know the difference, so those
+        // are removed first.
         let visible = command
             .get_subcommands()
             .filter(|command| !command.is_hide_set())

@@ -85,14 +85,14 @@ impl Demo {
     }
 }
 
-/// The output of the frames. On a terminal, each frame replaces the previous frame of the half. Elsewhere, only the last frame
-/// of each half is printed.
+/// Prints the frames. On a terminal, each frame replaces the previous one of the half. Elsewhere,
+/// only the last one of each half is printed.
 struct FrameOutput {
     term: Term,
     format: OutputFormat,
     lines: usize,
     half: Option<Mode>,
-    /// The spinner when no table is shown. The spinner draws on standard error, and only on a terminal.
+    /// The spinner when no table is shown. It draws on standard error, and only on a terminal.
     spinner: ProgressBar,
 }
 
@@ -138,7 +138,7 @@ impl FrameOutput {
         }
         let lines = draw(frame);
         let text: String = lines.iter().map(|line| format!("{line}\n")).collect();
-        // A failed write to the terminal is ignored: the summary is printed in any case.
+        // A failed write to the terminal is ignored, because the summary is printed in any case.
         let _ = self.term.clear_last_lines(self.lines);
         let _ = self.term.write_str(&text);
         self.lines = lines.len();
@@ -283,7 +283,8 @@ fn summary(report: &DemoReport) -> Vec<Line> {
     lines
 }
 
-/// The text before the table: a warning if the comparison is unreliable, then the sentences about the comparison.
+/// The text before the table: a warning if the comparison is unreliable, then the sentences about
+/// it.
 fn introduction(report: &DemoReport) -> Vec<Line> {
     let bold = |sentence: &str| Line::styled(&Style::new().bold(), sentence, "");
     let warning = report.interference.map_or_else(Vec::new, |interference| {

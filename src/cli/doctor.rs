@@ -1,4 +1,5 @@
-//! `pinfold doctor`: the features of this node, the missing features, the consequences and the remedies.
+//! `pinfold doctor`: what this node can do, what it lacks, what follows from that, and the
+//! remedies.
 
 use std::io::ErrorKind;
 use std::process::ExitCode;
@@ -65,9 +66,8 @@ enum CheckVerdict {
 struct CheckResult {
     what: &'static str,
     verdict: CheckVerdict,
-    /// The fact and the consequence.
+    /// The fact and what follows from it.
     finding: String,
-    /// The remedy.
     #[serde(skip_serializing_if = "Option::is_none")]
     advice: Option<String>,
 }
@@ -389,7 +389,7 @@ fn trees(config: &Config, cgroups: &Cgroups) -> CheckResult {
     good("pods", format!("{pods} below {}", existing.join(" and ")))
 }
 
-/// Makes a test partition with a CPU without an owner.
+/// Makes a test partition with a CPU that has no owner.
 fn partitions(node: &AgentNode) -> Option<CheckResult> {
     if node.enforcement != Enforcement::Partition {
         return None;
@@ -419,7 +419,8 @@ fn partitions(node: &AgentNode) -> Option<CheckResult> {
                 .to_owned(),
             "use a newer kernel (Linux 6.12 is affected, 7.2 is not)",
         ),
-        // The agent makes no cgroups, and needs no CAP_DAC_OVERRIDE. Doctor in the agent's pod lacks the capability as well.
+        // The agent makes no cgroups, and needs no CAP_DAC_OVERRIDE. Doctor in the agent's pod
+        // lacks it as well.
         Err(CgroupError::Directory { source, .. }) if source.kind() == ErrorKind::PermissionDenied => weak(
             what,
             "no test partition could be made, because doctor runs here without CAP_DAC_OVERRIDE; the agent itself pins without \

@@ -5,8 +5,8 @@ use std::path::{Path, PathBuf};
 
 use anyhow::Context;
 
-/// A file for a result that takes minutes to compute. An unwritable file is an error at once. The old content is replaced
-/// only when the new text is complete.
+/// A file for a result that takes minutes to compute. If it can't be written, that is an error at
+/// once, and the old content is replaced only when the new text is complete.
 #[derive(Debug)]
 pub(crate) struct Draft {
     path: PathBuf,
@@ -36,7 +36,7 @@ impl Draft {
                 beside: None,
             });
         }
-        // A symbolic link stays; the link's target is replaced.
+        // A symbolic link stays, and its target is replaced.
         let path = fs::canonicalize(path).unwrap_or_else(|_| path.to_owned());
         if path.exists() {
             fs::OpenOptions::new()

@@ -93,8 +93,8 @@ impl Explain {
         Ok(ExitCode::SUCCESS)
     }
 
-    /// The pod's containers, as an agent reports them in `/status`. They stay documents, because `-o json` passes on whatever an
-    /// agent of another version sends.
+    /// The pod's containers, as an agent reports them in `/status`. They stay documents, because
+    /// `-o json` passes on whatever an agent of another version sends.
     ///
     /// # Errors
     /// No agent answers; the server is no agent; no pod or more than one pod has the name.
@@ -127,7 +127,7 @@ impl Explain {
         Ok(is_named || self.access.args.is_wanted(elsewhere)?)
     }
 
-    /// The pod's containers, as the agent of the pod's node reports the containers.
+    /// The pod's containers, as the agent of its node reports them.
     #[cfg(feature = "portforward")]
     async fn cluster_containers(&self) -> anyhow::Result<Vec<Value>> {
         let cluster = self.access.connect().await?;
@@ -157,7 +157,7 @@ impl Explain {
     }
 }
 
-/// The containers in the status of an agent. The remedy is for an agent without a response.
+/// The containers in the status of an agent. The remedy is for an agent that does not respond.
 ///
 /// # Errors
 /// No response, or the response is no status of an agent.

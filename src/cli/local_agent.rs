@@ -5,7 +5,7 @@ use std::net::SocketAddr;
 use crate::agent::config::{Config, Overrides};
 use crate::client::Endpoint;
 
-/// The agent of this host: at the given address, or at the address in the configuration.
+/// The agent of this host: at the given address, or else at the one in the configuration.
 ///
 /// # Errors
 /// The configuration can't be read.

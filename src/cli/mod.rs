@@ -54,7 +54,7 @@ pub(crate) use output::{Line, OutputFormat, complain, document, emit, json, tabl
 
 use crate::metrics::build;
 
-/// The commands for a first look. A binary without some Cargo features has only a part of the commands.
+/// The commands for a first look. A binary without some Cargo features has only a part of them.
 const START: &str = if cfg!(all(feature = "demo", feature = "bench", feature = "top")) {
     "Start here:
   pinfold demo                         run a training job, shared, then pinned (needs root)
@@ -74,7 +74,7 @@ A file (see pinfold config) or the environment may also set the agent's options.
 A file (see pinfold config) or the environment may also set the agent's options."
 };
 
-/// The output of `--version`. The output of `-V` has only the first line.
+/// The output of `--version`, of which `-V` prints only the first line.
 static LONG_VERSION: LazyLock<String> = LazyLock::new(|| {
     format!(
         "{}\ncommit: {}\nfeatures: {}",
@@ -121,12 +121,13 @@ enum Command {
 
 /// The definition of the command line: the subcommands and their arguments.
 ///
-/// A caller can parse a command line with the definition, and the command does not run.
+/// A caller can parse a command line with it, without running the command.
 pub fn command() -> clap::Command {
     Cli::command()
 }
 
-/// Reads the process's own arguments. The help texts of a plugin of kubectl begin with `kubectl pinfold`.
+/// Reads the process's own arguments. For a plugin of kubectl, the help texts begin with `kubectl
+/// pinfold`.
 fn parse() -> Cli {
     #[cfg(feature = "portforward")]
     if agents::is_plugin() {

@@ -1,7 +1,8 @@
 //! How results are printed: lines and tables for people, JSON for programs, and a quiet end when the reader has seen enough.
 //!
-//! All output leaves through this module, and here texts of others become safe: what a pod's author, a file or a server wrote can
-//! neither act on the terminal nor look like a further line. The rest of the commands needn't think of it.
+//! All output leaves through this module, and here texts of others become safe: what a pod's
+//! author, a file or a server wrote can neither act on the terminal nor look like a line of its
+//! own. The rest of the commands needn't think of it.
 
 use std::fmt;
 use std::io::{self, IsTerminal, Write};
@@ -39,7 +40,8 @@ impl Line {
         Self(style.apply_to(escape(start)).to_string() + &escape(rest))
     }
 
-    /// A line of a drawing, whose colours stay. Texts of others in it are escaped before they are coloured.
+    /// A line of a drawing, whose colours stay. Texts of others in it are escaped before they are
+    /// coloured.
     pub(crate) fn drawn(line: &str) -> Self {
         let (mut safe, mut rest) = (String::new(), line);
         while let Some((text, after)) = rest.split_once(COLOUR) {
@@ -70,7 +72,6 @@ impl fmt::Display for Line {
     }
 }
 
-/// Prints lines.
 pub(crate) fn emit<L: Into<Line>>(lines: impl IntoIterator<Item = L>) -> anyhow::Result<()> {
     print(&joined(lines.into_iter().map(Into::into)))
 }
@@ -82,8 +83,8 @@ pub(super) fn joined(lines: impl IntoIterator<Item = Line>) -> String {
 
 /// Prints a document of a format that has lines of its own, such as YAML, with a newline at its end.
 ///
-/// A file or another program gets the document unchanged, because in a script or a manifest each character counts. A terminal gets
-/// it with unsafe characters escaped.
+/// A file or another program gets the document unchanged, because in a script or a manifest each
+/// character counts. A terminal gets it with unsafe characters escaped.
 pub(crate) fn document(text: &str) -> anyhow::Result<()> {
     let newline = if text.ends_with('\n') { "" } else { "\n" };
     let text = if io::stdout().is_terminal() {
@@ -102,7 +103,7 @@ pub(crate) fn json(value: &impl Serialize) -> anyhow::Result<()> {
 
 fn print(text: &str) -> anyhow::Result<()> {
     match io::stdout().write_all(text.as_bytes()) {
-        // The reader of a pipe, such as `head`, may close the pipe early.
+        // The reader of a pipe, such as `head`, may close it early.
         Err(error) if error.kind() != io::ErrorKind::BrokenPipe => {
             Err(error).context("can't write the output")
         }
@@ -136,7 +137,6 @@ pub(super) fn complaint(error: &anyhow::Error) -> String {
 pub(crate) struct Several {
     /// What they prevent.
     pub(crate) heading: String,
-    /// The mistakes.
     pub(crate) all: Vec<String>,
 }
 

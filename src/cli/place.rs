@@ -63,7 +63,6 @@ pub(super) struct PlaceArgs {
     output: OutputFormat,
 }
 
-/// Reads the machine, chooses, and prints the choice.
 pub(super) fn run(args: &PlaceArgs) -> anyhow::Result<ExitCode> {
     let topology = topology::read(&args.root_dir)?;
     let free = match &args.free {
@@ -141,8 +140,8 @@ pub(super) fn in_words(cost: Cost) -> String {
     format!("{numa}, {sockets}, {llcs}; {shared}")
 }
 
-/// Programs read a refusal on standard output, like every answer; people read the refusal on standard error, like every
-/// error.
+/// Programs read a refusal on standard output, like every answer, while people read it on standard
+/// error, like every error.
 fn refuse(refusal: &PlacementRefusal, form: OutputFormat) -> anyhow::Result<()> {
     match form {
         OutputFormat::Json => super::json(&json!({ "error": refusal.to_string() })),

@@ -214,7 +214,7 @@ pub(super) fn planned(
     };
     let mut moves = Vec::new();
     let mut decisions = decide(&inputs, &ledger);
-    // The next pass can use CPUs that a move frees. The last pass changes nothing.
+    // The next pass can use CPUs that a move frees, and the last one changes nothing.
     for _ in 0..MOST_RECONCILES {
         let owners = decisions.desired.assignments();
         if owners == ledger.assignments {

@@ -1,4 +1,5 @@
-//! All that Pinfold prints to people about pods, for checks that no pod's author can reach beyond a line of text.
+//! All that Pinfold prints to people about pods, for checks that no pod's author can reach beyond a
+//! line of text.
 
 use std::io::{self, Write};
 use std::sync::{Arc, Mutex, PoisonError};

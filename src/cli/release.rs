@@ -54,7 +54,7 @@ pub(super) struct Release {
 
 /// The result of a release on this machine.
 struct Released {
-    /// The steps, with the error of each failed step.
+    /// The steps, each with its error if it failed.
     steps: Vec<(Step, Option<String>)>,
     /// The removed monitoring groups of resctrl.
     groups: Vec<String>,
@@ -148,7 +148,7 @@ impl Release {
         super::run::join_host(&config);
         let node = AgentNode::new(config)?;
         let released = release(&node, self.dry_run)?;
-        // CPUs come first: an error of the cluster does not affect CPUs.
+        // CPUs come first, because an error of the cluster does not affect them.
         let left = self
             .cluster
             .wanted()
@@ -196,7 +196,8 @@ fn release(node: &AgentNode, dry_run: bool) -> anyhow::Result<Released> {
     })
 }
 
-/// Restores interrupts, work queues and slices. Returns the settings that could not be restored, a sentence each.
+/// Restores interrupts, work queues and slices. Returns a sentence for each setting that could not
+/// be restored.
 fn restore_isolation(node: &AgentNode) -> Vec<String> {
     let mut isolator = CpuIsolator::new(&node.config.root_dir)
         .with_slices(&node.cgroups, &node.config.pod_cgroups);
@@ -225,7 +226,8 @@ fn restore_isolation(node: &AgentNode) -> Vec<String> {
         .collect()
 }
 
-/// Removes Pinfold's monitoring groups of resctrl, or only lists the groups in a dry run. Returns the groups and the errors.
+/// Removes Pinfold's monitoring groups of resctrl, or only lists them in a dry run. Returns the
+/// groups and the errors.
 fn monitoring_groups(resctrl: &Resctrl, dry_run: bool) -> (Vec<String>, Vec<String>) {
     let mut groups = match resctrl.own_groups() {
         Ok(groups) => groups,

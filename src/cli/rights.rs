@@ -6,8 +6,8 @@ use crate::host::proc::Proc;
 /// What commands that change the node need the rights for.
 pub(super) const READ_AND_WRITE: &str = "read assignment records and to write to cgroups";
 
-/// Checks the rights to read assignment records and to write to cgroups. Only a process with CAP_SYS_ADMIN sees the records:
-/// without it, every container would seem unpinned.
+/// Checks the rights to read assignment records and to write to cgroups. Only a process with
+/// CAP_SYS_ADMIN sees the records; to any other, every container would seem unpinned.
 ///
 /// # Errors
 /// A missing right; `command` names what needs it and for what, and `remedy` says what to do.

@@ -52,14 +52,15 @@ impl RunArgs {
         join_host(&config);
         let runtime = runtime()?;
         let done = runtime.block_on(crate::agent::run(config));
-        // Manifests that are still being read are of no more use, and not waited for.
+        // Manifests that are still being read are of no use any more, so nobody waits for them.
         runtime.shutdown_background();
         done?;
         Ok(ExitCode::SUCCESS)
     }
 }
 
-/// Joins the host's cgroup namespace. The call must come before the first thread, which would stay in the old namespace.
+/// Joins the host's cgroup namespace. This must come before the first thread, which would stay in
+/// the old one.
 pub(super) fn join_host(config: &Config) {
     match crate::host::cgroup::join_host(&config.root_dir) {
         Ok(true) => tracing::info!("the agent joined the host's cgroup namespace"),
@@ -71,8 +72,8 @@ pub(super) fn join_host(config: &Config) {
     }
 }
 
-/// The advice for an agent that can't leave the cgroup namespace. An agent that only observes moves no process, and the
-/// manifests for observing leave the capability out.
+/// The advice for an agent that can't leave the cgroup namespace. An agent that only observes moves
+/// no process, and the manifests for observing leave the capability out.
 fn advice(enforcement: EnforcementChoice, error: &std::io::Error) -> Option<String> {
     (enforcement != EnforcementChoice::Observe).then(|| {
         format!(

@@ -1,4 +1,4 @@
-//! `pinfold status`: the state of agents, with a line for each agent.
+//! `pinfold status`: the state of agents, a line each.
 
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -43,7 +43,7 @@ impl StatusArgs {
     pub(super) fn run(self) -> anyhow::Result<ExitCode> {
         let runtime = runtime()?;
         let done = runtime.block_on(self.print());
-        // The process does not wait for agents without a response.
+        // The process does not wait for agents that don't respond.
         runtime.shutdown_background();
         done
     }
@@ -80,7 +80,7 @@ impl StatusArgs {
     }
 }
 
-/// The agents' documents by node. An agent without a response has an error instead.
+/// The agents' documents by node. If an agent doesn't respond, it has an error instead.
 fn documents(
     targets: &[Target],
     bodies: &[anyhow::Result<Bytes>],
@@ -116,7 +116,8 @@ fn lines(targets: &[Target], bodies: &[anyhow::Result<Bytes>]) -> Vec<String> {
             Ok(status) => {
                 let pinned = status.containers.iter();
                 let pinned = pinned
-                    // A container that is being created, or has ended, has an assignment and no CPUs yet or any more.
+                    // A container that is being created, or has ended, has an assignment and no
+                    // CPUs yet or any more.
                     .filter(|container| {
                         container.assigned.is_some() && container.effective.is_some()
                     })

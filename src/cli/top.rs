@@ -33,7 +33,8 @@ use view::View;
 /// The time between two requests to an agent with an address.
 const DEFAULT_INTERVAL: Duration = Duration::from_secs(2);
 
-/// The time between two requests to an agent behind a port-forward. Each request opens a port-forward.
+/// The time between two requests to an agent behind a port-forward, longer because each request
+/// opens one.
 #[cfg(feature = "portforward")]
 const CLUSTER_INTERVAL: Duration = Duration::from_secs(10);
 
@@ -116,7 +117,8 @@ impl TopArgs {
         }
         let runtime = runtime()?;
         let done = runtime.block_on(self.watch(named));
-        // The process waits neither for nodes without a response nor for a name resolution that takes long.
+        // The process waits neither for nodes that don't respond nor for a name resolution that
+        // takes long.
         runtime.shutdown_background();
         done
     }

@@ -1,4 +1,4 @@
-//! `pinfold topology`: the machine, as the agent reads the machine.
+//! `pinfold topology`: the machine, as the agent reads it.
 
 mod drawing;
 
@@ -53,8 +53,8 @@ pub(super) fn run(args: &TopologyArgs) -> anyhow::Result<ExitCode> {
 // === impl CpuUses ===
 
 impl CpuUses {
-    /// Reads the assignment records and the sets above the pods from this machine's cgroups. Without uses for a copy of
-    /// another machine.
+    /// Reads the assignment records and the sets above the pods from this machine's cgroups. A copy
+    /// of another machine has no uses.
     fn read(root: &Path, online: &CpuSet) -> anyhow::Result<Self> {
         if root != Path::new("/") {
             return Ok(Self::default());

@@ -1,5 +1,5 @@
-//! `pinfold train`: the processes of the job in the demo's containers. The command is hidden, because people do not need the
-//! command.
+//! `pinfold train`: the processes of the job in the demo's containers. The command is hidden,
+//! because people do not need it.
 
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -241,7 +241,7 @@ fn run_neighbor(threads: Option<u16>, busy: Option<u8>, index: u32) -> anyhow::R
     }
 }
 
-/// How many threads to use; without a word from the environment, as many as the host has CPUs.
+/// How many threads to use. If the environment doesn't say, as many as the host has CPUs.
 fn count(names: &[&str]) -> anyhow::Result<usize> {
     Ok(threads(
         names,

@@ -2,11 +2,12 @@
 //!
 //! # The best placement
 //!
-//! A *core* is the set of online CPUs with the same [`Cpu::core`](super::Cpu); a CPU without a known core is a core of its
-//! own. CPUs without a NUMA node, socket or LLC form one group of that kind together. A placement *touches* each group
-//! that contains one of its CPUs. A core is *split* if the placement has some of its CPUs, but not all. A group is
-//! *entirely free* if the free set contains all its online CPUs. Of all sets of `n` free CPUs, the best has the least of
-//! these numbers, compared from first to last:
+//! A *core* is the set of online CPUs with the same [`Cpu::core`](super::Cpu); a CPU without a
+//! known core is a core of its own. CPUs without a NUMA node, socket or LLC form one group of that
+//! kind together. A placement *touches* each group that contains one of its CPUs. It *splits* a
+//! core if it has some of the core's CPUs, but not all. A group is *entirely free* if the free set
+//! contains all its online CPUs. Of all sets of `n` free CPUs, the best has the least of these
+//! numbers, compared from first to last:
 //!
 //! 1. split cores;
 //! 2. NUMA nodes touched;
@@ -24,52 +25,62 @@
 //!
 //! A [`Request`] may have preferences. The numbers are then, again compared from first to last:
 //!
-//! 1. isolated CPUs taken ([`Isolated::Avoid`]), or CPUs taken that are not isolated ([`Isolated::Prefer`]). The kernel
-//!    leaves all threads of a program on one isolated CPU. Any other number is less harmful;
-//! 2. whether cores of several [kinds](super::CoreKind) are touched ([`CoreKinds::Same`]). Threads that wait for each other
-//!    wait for the slowest core, so one kind of core comes before undivided cores: [`kinds`];
+//! 1. isolated CPUs taken ([`Isolated::Avoid`]), or CPUs taken that are not isolated
+//!    ([`Isolated::Prefer`]). This comes first because the kernel leaves all threads of a program
+//!    on one isolated CPU, and nothing else here does as much harm;
+//! 2. whether cores of several [kinds](super::CoreKind) are touched ([`CoreKinds::Same`]). Threads
+//!    that wait for each other wait for the slowest core, so one kind of core comes before
+//!    undivided cores: [`kinds`];
 //! 3. split cores;
-//! 4. the sum of each CPU's distance to the nearest NUMA node in [`near`](Request::near). If the machine reports no
-//!    distances, the kernel's defaults count: 10 within a NUMA node, 20 between two NUMA nodes;
+//! 4. the sum of each CPU's distance to the nearest NUMA node in [`near`](Request::near). If the
+//!    machine reports no distances, the kernel's defaults count: 10 within a NUMA node, 20 between
+//!    two;
 //! 5. the rest of the list above; or, for [`Order::Spread`]:
-//!    1. for NUMA nodes, the sum of the squares of the CPUs taken from each. The least sum is the most even spread. A
-//!       NUMA node with too few free CPUs makes the spread less even, not impossible,
+//!    1. for NUMA nodes, the sum of the squares of the CPUs taken from each. The least sum is the
+//!       most even spread. A NUMA node with too few free CPUs makes the spread less even, not
+//!       impossible,
 //!    2. the same for sockets,
 //!    3. the same for LLCs,
 //!    4. entirely free cores touched,
-//!    5. for NUMA nodes, the sum of the squares of the free CPUs that remain in each, touched or not,
+//!    5. for NUMA nodes, the sum of the squares of the free CPUs that remain in each, touched or
+//!       not,
 //!    6. the same for LLCs;
 //! 6. the ascending list of CPU ids.
 //!
-//! With [`Cores::Whole`] only sets without split cores are allowed. With [`Cores::Single`] only sets with one CPU from
-//! each of `n` entirely free cores are allowed. No core is then split, and the cores' remaining CPUs stay idle. The
-//! number of idle CPUs replaces the number of entirely free cores touched. Idle CPUs count as free CPUs that remain.
+//! With [`Cores::Whole`] only sets without split cores are allowed, and with [`Cores::Single`] only
+//! sets with one CPU from each of `n` entirely free cores. In the latter case no core is split, and
+//! the cores' remaining CPUs stay idle. The number of idle CPUs then replaces the number of
+//! entirely free cores touched, and idle CPUs count as free CPUs that remain.
 //!
-//! With [`fewest_numa`](Request::fewest_numa) the number of NUMA nodes touched has a limit: the number that the request
-//! needs if all online CPUs are free. See [`numa`].
+//! With [`fewest_numa`](Request::fewest_numa) the number of NUMA nodes touched has a limit: the
+//! number that the request needs if all online CPUs are free. See [`numa`].
 //!
-//! Spreading covers the whole machine, even for few CPUs, because its purpose is memory bandwidth. The kubelet's
-//! `distribute-cpus-across-numa` spreads over the fewest NUMA nodes that can hold the request.
+//! Spreading covers the whole machine, even for few CPUs, because its purpose is memory bandwidth.
+//! The kubelet's `distribute-cpus-across-numa`, in contrast, spreads over the fewest NUMA nodes
+//! that can hold the request.
 //!
 //! # Why the search is exact and fast
 //!
-//! Each of the numbers 1 to 5 is a sum of fixed prices: a price for touching a group, whatever the number of CPUs taken,
-//! and a price for a split core. The sums, compared from first to last, fit into one ordered number: [`price`]. The
-//! cheapest way to take `j` CPUs from two disjoint blocks is therefore the cheapest division of `j` between the blocks.
-//! One table per block (`j` → price) is enough: [`search`]. The blocks form a tree, which is planned once per machine:
-//! [`plan`]. Groups may nest in any order (LLCs in NUMA nodes, NUMA nodes in LLCs, sockets in NUMA nodes). If all
-//! groups nest, each group is one block of the tree. If groups cross, the tables of a block also tell which crossing
-//! groups are touched. Bounds on the price keep the tables short: [`limits`]. Of all cheapest sets, the last step
-//! chooses the set with the lowest ids: [`recover`].
+//! Each of the numbers 1 to 5 is a sum of fixed prices: one for touching a group, whatever the
+//! number of CPUs taken, and one for a split core. The sums, compared from first to last, fit into
+//! one ordered number: [`price`]. The cheapest way to take `j` CPUs from two disjoint blocks is
+//! therefore the cheapest division of `j` between them, and one table per block (`j` → price) is
+//! enough: [`search`]. The blocks form a tree, which is planned once per machine: [`plan`]. Groups
+//! may nest in any order (LLCs in NUMA nodes, NUMA nodes in LLCs, sockets in NUMA nodes). If they
+//! all nest, each is one block of the tree. If some cross, the tables of a block also tell which
+//! crossing groups are touched. Bounds on the price keep the tables short: [`limits`]. Of all
+//! cheapest sets, the last step chooses the one with the lowest ids: [`recover`].
 //!
-//! Preferences are sums, too: a price for each distant or isolated CPU, and for each group the square of the number of
-//! CPUs taken. The table of a block knows this number: `j`. The square for a crossing group needs the number of CPUs
-//! taken from the group. A second plan therefore has patterns that count CPUs.
+//! Preferences are sums, too: a price for each distant or isolated CPU, and for each group the
+//! square of the number of CPUs taken. For the group of a block, this number is the table's `j`.
+//! For a crossing group, the CPUs taken from it must be counted, so a second plan has patterns that
+//! count them.
 //!
-//! If groups nest, the work is at most a few times the free CPUs times `n`, for every free set. Only groups that cross
-//! each other wildly, as on no real machine, could make the work too large. [`Placer::new`] then ignores LLCs, then sockets,
-//! then NUMA nodes, until the work is small enough, and [`Placer::is_exact`] is false. Patterns that count reach that point
-//! sooner: [`Placer::is_exact_for`].
+//! If groups nest, the work is at most a few times the free CPUs times `n`, for every free set.
+//! Only groups that cross each other wildly, as on no real machine, could make it too large.
+//! [`Placer::new`] then ignores LLCs, then sockets, then NUMA nodes, until the work is small
+//! enough, and [`Placer::is_exact`] is false. Patterns that count reach that point sooner:
+//! [`Placer::is_exact_for`].
 
 mod class;
 mod fewest;
@@ -102,15 +113,15 @@ use request::SearchInput;
 const HERE: u32 = 10;
 const THERE: u32 = 20;
 
-/// The greatest distance. Greater distances count as `FAR`; kernels report at most 255.
+/// The greatest distance. Greater ones count as `FAR`; kernels report at most 255.
 const FAR: u32 = 1000;
 
 /// The split cores and the spread of a placement, most important number first.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Cost {
-    /// Cores of which the placement has only a part. Other containers can run on the remaining
-    /// siblings.
+    /// Cores of which the placement has only a part, so that other containers can run on the
+    /// remaining siblings.
     pub split_cores: usize,
     /// NUMA nodes touched.
     pub numa: usize,
@@ -122,7 +133,6 @@ pub struct Cost {
 /// The chosen CPUs and their cost.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct Placement {
-    /// The CPUs chosen.
     pub cpus: CpuSet,
     /// CPUs kept idle: the siblings of the chosen CPUs, for [`Cores::Single`]; otherwise empty.
     #[serde(skip_serializing_if = "CpuSet::is_empty")]
@@ -131,25 +141,25 @@ pub struct Placement {
     pub cost: Cost,
 }
 
-/// Places containers on one machine. Building a placer takes longer than a decision: keep the placer while the
-/// topology stays the same.
+/// Places containers on one machine. Building a placer takes longer than a decision, so keep it
+/// while the topology stays the same.
 #[derive(Debug, Clone)]
 pub struct Placer {
     plan: PlacementPlan,
     exact: bool,
-    /// The plan for [`Order::Spread`], and whether the plan keeps every group. None if `plan` also
-    /// serves [`Order::Spread`].
+    /// The plan for [`Order::Spread`], and whether it keeps every group. None if `plan` also serves
+    /// [`Order::Spread`].
     counting: Option<(PlacementPlan, bool)>,
-    /// For each online CPU by ascending id, the number of the CPU's group of each kind, from 0.
+    /// For each online CPU by ascending id, the number of its group of each kind, from 0.
     membership: Vec<Membership>,
-    /// How many online CPUs each core has.
     core_sizes: Vec<usize>,
     /// The NUMA nodes reported by the machine.
     numa: Vec<NumaNode>,
     /// The kernel's id of the NUMA node of each online CPU by ascending id.
     numa_of: Vec<Option<u32>>,
     isolated: CpuSet,
-    /// The kind of the core of each online CPU by ascending id. All CPUs of a core count as the kind of the lowest.
+    /// The kind of the core of each online CPU by ascending id. All CPUs of a core count as the
+    /// kind of the lowest one.
     kinds: Vec<Option<CoreKind>>,
 }
 
@@ -311,7 +321,7 @@ impl Placer {
         Ok(Placement { cpus, idle, cost })
     }
 
-    /// For each CPU, whether the CPU is unwanted. Empty if no free CPU is unwanted, or all are.
+    /// For each CPU, whether it is unwanted. Empty if no free CPU is unwanted, or all are.
     fn unwanted(&self, is_free: &[bool], isolated: Isolated) -> Vec<bool> {
         if self.isolated.is_empty() || isolated == Isolated::Ignore {
             return Vec::new();
@@ -331,8 +341,8 @@ impl Placer {
         }
     }
 
-    /// Each CPU's distance to the nearest of the NUMA nodes `near`, less the least such distance; empty if all
-    /// distances are equal.
+    /// Each CPU's distance to the nearest of the NUMA nodes `near`, less the least of these; empty
+    /// if all are equal.
     fn distances(&self, near: &CpuSet) -> Vec<usize> {
         let mut known: BTreeMap<Option<u32>, u32> = BTreeMap::new();
         for &numa in if near.is_empty() {
@@ -357,7 +367,7 @@ impl Placer {
         self.numa_of.iter().map(steps).collect()
     }
 
-    /// The distance between two NUMA nodes, as reported by either NUMA node.
+    /// The distance between two NUMA nodes, as reported by either of them.
     fn distance(&self, from: u32, to: u32) -> u32 {
         let position = |id| self.numa.iter().position(|node| node.id == id);
         let reported = match (position(from), position(to)) {
@@ -370,7 +380,7 @@ impl Placer {
         reported.unwrap_or(if from == to { HERE } else { THERE })
     }
 
-    /// For each CPU, whether the CPU is on an entirely free core.
+    /// For each CPU, whether it is on an entirely free core.
     fn on_whole_cores(&self, is_free: &[bool]) -> Vec<bool> {
         let mut free = vec![0; self.core_sizes.len()];
         for (member, _) in self
@@ -433,7 +443,7 @@ impl Placer {
         }
     }
 
-    /// The siblings of a set's CPUs: further CPUs of the same cores.
+    /// The siblings of a set's CPUs: the other CPUs of the same cores.
     fn siblings(&self, cpus: &CpuSet) -> CpuSet {
         let mut held = vec![false; self.core_sizes.len()];
         let members = || self.membership.iter().zip(&self.plan.ids);
@@ -480,8 +490,9 @@ impl Placer {
 
     /// Whether placements of an order are exact. Crossing groups make [`Order::Spread`] harder than [`Order::Pack`].
     ///
-    /// [`Request::fewest_numa`] is exact, too, unless more than 2,000 choices of NUMA nodes differ in more than ids.
-    /// The placement is then the best of the choices searched, and still touches no more NUMA nodes than allowed.
+    /// [`Request::fewest_numa`] is exact, too, unless more than 2,000 choices of NUMA nodes differ
+    /// in more than ids. The placement is then the best of the choices searched, and still touches
+    /// no more NUMA nodes than allowed.
     pub fn is_exact_for(&self, order: Order) -> bool {
         match (&self.counting, order) {
             (Some((_, exact)), Order::Spread) => *exact,
@@ -490,8 +501,8 @@ impl Placer {
     }
 }
 
-/// The best placement for a single decision. The machine is planned anew each time; see [`Placer`] for several
-/// decisions.
+/// The best placement for a single decision. The machine is planned anew each time, so use
+/// [`Placer`] for several decisions.
 ///
 /// # Errors
 ///

@@ -14,16 +14,16 @@ const BITS: u32 = 64;
 
 /// A set of CPU ids between 0 and [`MAX_CPU`].
 ///
-/// The text form is the kernel's list format: `0-3,8,10-11`. The text of the empty set is empty. A text may also take a part of
-/// each group of a range, as the kernel's own parser allows: `0-15:2/4` are the first two of each four CPUs.
-/// Equal sets compare, hash and print alike.
+/// The text form is the kernel's list format, such as `0-3,8,10-11`, and empty for the empty set. A
+/// text may also take a part of each group of a range, as the kernel's own parser allows:
+/// `0-15:2/4` are the first two of each four CPUs. Equal sets compare, hash and print alike.
 #[derive(Clone, Default, PartialEq, Eq, Hash)]
 pub struct CpuSet {
     /// Bit `i` of word `w` stands for CPU `64 * w + i`; the last word is never zero.
     words: Vec<u64>,
 }
 
-/// Numbers that are no CPU ids, for example of interrupts. The text has the format of a [`CpuSet`]'s text.
+/// Numbers that are no CPU ids, for example of interrupts, written like a [`CpuSet`].
 #[derive(Debug, Clone, Copy)]
 pub struct NumberList<'a>(pub &'a BTreeSet<u32>);
 
@@ -104,7 +104,6 @@ impl CpuSet {
         }
     }
 
-    /// The empty set.
     pub fn new() -> Self {
         Self::default()
     }
@@ -129,8 +128,8 @@ impl CpuSet {
                     mask: mask.to_owned(),
                 });
             };
-            // The kernel's configuration decides the width of a mask. The words beyond the largest
-            // id may be zero.
+            // The kernel's configuration decides the width of a mask, so the words beyond the
+            // largest id may be zero.
             if bits != 0 && base > MAX_CPU {
                 return Err(ParseCpuSetError::MaskTooLarge {
                     mask: mask.to_owned(),
@@ -167,7 +166,7 @@ impl CpuSet {
         words.join(",")
     }
 
-    /// Adds a CPU, and returns whether the CPU was new. An id beyond [`MAX_CPU`] is not added.
+    /// Adds a CPU, and returns whether it was new. An id beyond [`MAX_CPU`] is not added.
     pub fn insert(&mut self, cpu: u32) -> bool {
         if cpu > MAX_CPU {
             return false;
@@ -182,7 +181,7 @@ impl CpuSet {
         new
     }
 
-    /// Removes a CPU. Returns whether the set contained the CPU.
+    /// Removes a CPU, and returns whether the set contained it.
     pub fn remove(&mut self, cpu: u32) -> bool {
         let (word, bit) = place(cpu);
         let Some(slot) = self.words.get_mut(word) else {
@@ -199,7 +198,6 @@ impl CpuSet {
         self.words.get(word).is_some_and(|w| w & bit != 0)
     }
 
-    /// How many CPUs the set holds.
     pub fn len(&self) -> usize {
         self.words.iter().map(|w| w.count_ones() as usize).sum()
     }

@@ -1,8 +1,8 @@
 //! [`Topology`]: which CPUs share a core, a last-level cache, a NUMA node, a socket.
 //!
-//! [`Topology::from_facts`] builds a topology from [`TopologyFacts`], the lists in the kernel's files. No
-//! group is computed by dividing counts: offline siblings, hybrid cores, 4-way SMT, sparse ids and
-//! NUMA nodes without CPUs make such a division wrong.
+//! [`Topology::from_facts`] builds a topology from [`TopologyFacts`], the lists in the kernel's
+//! files. No group is computed by dividing counts, because offline siblings, hybrid cores, 4-way
+//! SMT, sparse ids and NUMA nodes without CPUs would make that wrong.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -15,8 +15,8 @@ use super::CpuSet;
 ///
 /// Group ids are unique in the machine: two CPUs have the same `core` if and only if both are on
 /// the same core. `numa` is the kernel's id. Cores, sockets and LLCs are counted 0, 1, 2… by the
-/// lowest CPU of each group. The kernel's ids are not usable: on many machines they repeat from
-/// socket to socket, are sparse, or are -1.
+/// lowest CPU of each group, because the kernel's ids are not usable: on many machines they repeat
+/// from socket to socket, are sparse, or are -1.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize)]
 pub struct Cpu {
     /// The kernel's id.
@@ -42,17 +42,16 @@ pub enum CoreKind {
     LowPower(u8),
 }
 
-/// A NUMA node. A NUMA node may have memory and no CPUs.
+/// A NUMA node. It may have memory and no CPUs.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct NumaNode {
     /// The kernel's id.
     pub id: u32,
-    /// The online CPUs of the NUMA node.
     pub cpus: CpuSet,
-    /// The NUMA node's memory in bytes; 0 for a NUMA node that has only CPUs, `None` if the machine does not tell.
+    /// The NUMA node's memory in bytes; 0 if it has only CPUs, `None` if the machine does not tell.
     pub memory_bytes: Option<u64>,
     /// The kernel's distance to each NUMA node, in the order of [`Topology::numa`]; empty if the
-    /// machine reports no distances. 10 is the distance of a NUMA node to itself.
+    /// machine reports no distances. A NUMA node is at distance 10 from itself.
     pub distances: Vec<u32>,
 }
 
@@ -63,7 +62,7 @@ pub struct Topology {
     /// Present, but offline CPUs.
     pub offline: CpuSet,
     /// Online CPUs that were isolated at boot by `isolcpus=`. The kernel moves no threads to, from
-    /// or between isolated CPUs.
+    /// or between them.
     #[serde(skip_serializing_if = "CpuSet::is_empty")]
     pub isolated: CpuSet,
     /// The online CPUs by ascending id.
@@ -93,7 +92,6 @@ pub struct TopologyFacts {
     pub online: CpuSet,
     /// Present, but offline CPUs.
     pub offline: CpuSet,
-    /// CPUs isolated at boot.
     pub isolated: CpuSet,
     /// Sets of CPUs on the same core.
     pub cores: Vec<CpuSet>,
@@ -150,9 +148,9 @@ impl NumaNode {
 impl Topology {
     /// Builds a topology from the contents of the machine's files.
     ///
-    /// Lists are cut to the online CPUs. Overlapping lists become a single group. Two files may
-    /// disagree for a moment while a CPU comes online. CPUs are then in the same group if either
-    /// file lists both. A CPU in no list has no group. A CPU of several NUMA nodes, as with
+    /// Lists are cut to the online CPUs. Overlapping lists become a single group, because two files
+    /// may disagree for a moment while a CPU comes online: CPUs are then in the same group if
+    /// either file lists both. A CPU in no list has no group. A CPU of several NUMA nodes, as with
     /// `numa=fake`, counts with the lowest.
     pub fn from_facts(facts: TopologyFacts) -> Self {
         let TopologyFacts {
@@ -215,25 +213,25 @@ impl Topology {
         self.groups(|cpu| cpu.core.map_or(GroupId::Alone(cpu.id), GroupId::Known))
     }
 
-    /// The online CPUs of each LLC, ordered by lowest CPU. CPUs without a known LLC are a group.
+    /// The online CPUs of each LLC, ordered by lowest CPU. CPUs without a known LLC are one group.
     pub fn llcs(&self) -> Vec<CpuSet> {
         self.groups(|cpu| cpu.llc.map_or(GroupId::Unknown, GroupId::Known))
     }
 
-    /// The online CPUs of each NUMA node with online CPUs, ordered by lowest CPU. CPUs without a
-    /// known NUMA node are a group.
+    /// The online CPUs of each NUMA node that has any, ordered by lowest CPU. CPUs without a known
+    /// NUMA node are one group.
     pub fn numa_nodes(&self) -> Vec<CpuSet> {
         self.groups(|cpu| cpu.numa.map_or(GroupId::Unknown, GroupId::Known))
     }
 
-    /// The online CPUs of each socket, ordered by lowest CPU. CPUs without a known socket are a
+    /// The online CPUs of each socket, ordered by lowest CPU. CPUs without a known socket are one
     /// group.
     pub fn sockets(&self) -> Vec<CpuSet> {
         self.groups(|cpu| cpu.socket.map_or(GroupId::Unknown, GroupId::Known))
     }
 
-    /// The online CPUs of a CPU's core, including the CPU. Only the CPU if the core is unknown;
-    /// empty for an offline CPU.
+    /// The online CPUs of a CPU's core, including the CPU itself; only that one if the core is
+    /// unknown, and none for an offline CPU.
     pub fn core_of(&self, id: u32) -> CpuSet {
         match self.cpu(id) {
             None => CpuSet::new(),
@@ -247,8 +245,8 @@ impl Topology {
         }
     }
 
-    /// The online CPUs among which the kernel balances load: all but the CPUs isolated at boot. If every CPU is
-    /// isolated, no CPU is better than another, and all of them count.
+    /// The online CPUs among which the kernel balances load: all but those isolated at boot. If
+    /// every CPU is isolated, none is better than another, and all of them count.
     pub fn balanced(&self) -> CpuSet {
         let balanced = self.online.difference(&self.isolated);
         if balanced.is_empty() {
@@ -264,8 +262,9 @@ impl Topology {
         with_memory.map(|numa| numa.id).collect()
     }
 
-    /// The ids of the NUMA nodes that have memory and no CPU: HBM, memory behind CXL, the memory of some GPUs. Such
-    /// memory is near no CPU in particular. Programs that want it bind themselves to it.
+    /// The ids of the NUMA nodes that have memory and no CPU: HBM, memory behind CXL, the memory of
+    /// some GPUs. Such memory is near no CPU in particular, and programs that want it bind
+    /// themselves to it.
     pub fn memory_only_nodes(&self) -> CpuSet {
         let apart = self.numa.iter().filter(|numa| numa.cpus.is_empty());
         apart
@@ -274,7 +273,7 @@ impl Topology {
             .collect()
     }
 
-    /// The ids of the NUMA nodes of a set's online CPUs. Some of these NUMA nodes may have no memory.
+    /// The ids of the NUMA nodes of a set's online CPUs, some of which may have no memory.
     ///
     /// `None` if the NUMA node of any CPU is unknown.
     pub fn numa_of(&self, cpus: &CpuSet) -> Option<CpuSet> {
@@ -285,7 +284,6 @@ impl Topology {
             .collect()
     }
 
-    /// The CPUs of each group.
     pub fn layout(&self) -> Layout {
         let known_groups = |of: fn(&Cpu) -> Option<u32>, groups: Vec<CpuSet>| {
             if self.cpus.iter().any(|cpu| of(cpu).is_some()) {
@@ -333,7 +331,8 @@ fn number(lists: &[CpuSet], online: &CpuSet) -> BTreeMap<u32, u32> {
     let mut groups: Vec<CpuSet> = Vec::new();
     for list in lists {
         let mut group = list.intersection(online);
-        // Nearly every list is a repetition: the kernel has a file with the group's list for each CPU.
+        // Nearly every list is a repetition, because the kernel has a file with the group's list
+        // for each CPU.
         if group.is_empty() || groups.contains(&group) {
             continue;
         }
@@ -406,7 +405,8 @@ impl Topology {
                     }
                 })
                 .collect();
-            // The divisors are not zero: with a zero, `cores` would be zero and the loop would not run.
+            // The divisors are not zero: otherwise `cores` would be zero, and the loop would not
+            // run.
             let in_llc = core / cores_per_llc;
             let in_numa = in_llc / llcs_per_numa;
             let in_socket = in_numa / numa_per_socket;

@@ -1,11 +1,11 @@
 //! BPF maps, programs and links, made directly by the `bpf` system call.
 //!
-//! The crate `aya` (0.14) is pure Rust and needs no C library, too, but it costs more than it saves:
-//! a static program that loads an object, attaches a program to a cgroup and reads a map has 1.23 MB
-//! without aya and 1.83 MB with it, built like a release of Pinfold. Pinfold contains the compiled
-//! instructions of two programs, and needs only seven commands of the system call. File descriptors
-//! hold all maps, programs and links, and nothing is pinned in a BPF file system. The kernel removes
-//! everything when the process ends, for whatever reason.
+//! The crate `aya` (0.14) is pure Rust and needs no C library either, but it costs more than it
+//! saves: a static program that loads an object, attaches a program to a cgroup and reads a map has
+//! 1.23 MB without aya and 1.83 MB with it, built like a release of Pinfold. Pinfold contains the
+//! compiled instructions of two programs and needs only seven commands of the system call. All
+//! maps, programs and links are held by file descriptors, and nothing is pinned in a BPF file
+//! system, so the kernel removes everything when the process ends, for whatever reason.
 
 #![allow(unsafe_code)]
 
@@ -27,7 +27,7 @@ pub enum Direction {
     Egress = 1,
 }
 
-/// The reason why BPF can't be used.
+/// Why BPF can't be used.
 #[derive(Debug, thiserror::Error)]
 pub enum BpfError {
     /// The kernel refuses the operation for lack of a capability or of locked memory.
@@ -51,7 +51,6 @@ pub enum BpfError {
         /// The kernel's error.
         source: io::Error,
     },
-    /// The kernel does not support the operation.
     #[error(
         "this kernel can't {operation}: Linux 5.8 or newer with CONFIG_BPF_SYSCALL and CONFIG_CGROUP_BPF is \
          needed{says}"
@@ -60,7 +59,6 @@ pub enum BpfError {
         operation: &'static str,
         /// The last line of the verifier's log.
         says: String,
-        /// The kernel's error.
         source: io::Error,
     },
     #[error("can't {operation}")]
@@ -71,12 +69,13 @@ pub enum BpfError {
     },
 }
 
-/// A hash map in which each CPU has a separate value per key. A key is `K` numbers, a value is `V`
+/// A hash map in which each CPU has its own value for a key. A key is `K` numbers, a value is `V`
 /// numbers.
 #[derive(Debug)]
 pub struct PerCpuHash<const K: usize, const V: usize> {
     map: OwnedFd,
-    /// The number of possible CPUs of the machine. The kernel copies a value for each possible CPU.
+    /// The number of possible CPUs of the machine, because the kernel copies a value for each of
+    /// them.
     cpus: usize,
 }
 
@@ -91,7 +90,7 @@ pub struct Program {
 }
 
 /// The attachment of a program to a cgroup. Dropping the link, the end of the process, or the
-/// removal of the cgroup ends the attachment.
+/// removal of the cgroup ends it.
 #[derive(Debug)]
 pub struct ProgramLink {
     _link: OwnedFd,
@@ -106,8 +105,8 @@ const PROGRAM_QUERY: libc::c_int = 16;
 const MAP_LOOKUP_BATCH: libc::c_int = 24;
 const LINK_CREATE: libc::c_int = 28;
 
-// The layout of each command's argument equals the command's part of the kernel's `union bpf_attr`,
-// without padding between fields.
+// Each of the following structures is the command's part of the kernel's `union bpf_attr`, without
+// padding between fields.
 
 #[derive(Default)]
 #[repr(C)]
@@ -179,17 +178,17 @@ struct ProgramQuery {
     programs: u64,
     count: u32,
     _gap: u32,
-    /// Fields of newer kernels, unused and zero. Newer kernels always write a revision into the
-    /// last field.
+    /// Fields of newer kernels, unused and zero. Such kernels always write a revision into the last
+    /// one.
     newer: [u64; 4],
 }
 
-/// Makes the system call. For some commands the result is a file descriptor; for all further
-/// commands the result has no meaning.
+/// Makes the system call. For some commands the result is a file descriptor; for the others it has
+/// no meaning.
 ///
 /// # Safety
 ///
-/// `argument` must be the argument of the command, as declared above. The addresses in `argument` must
+/// `argument` must be the argument of the command, as declared above. The addresses in it must
 /// point to memory that the command may read and write.
 unsafe fn bpf<A>(command: libc::c_int, argument: &mut A) -> io::Result<libc::c_int> {
     // SAFETY: the kernel reads and writes `size` bytes of the argument, which is borrowed
@@ -216,7 +215,7 @@ unsafe fn bpf<A>(command: libc::c_int, argument: &mut A) -> io::Result<libc::c_i
 unsafe fn make<A>(command: libc::c_int, argument: &mut A) -> io::Result<OwnedFd> {
     // SAFETY: the caller guarantees that the argument is valid.
     let descriptor = unsafe { bpf(command, argument) }?;
-    // SAFETY: the kernel has just made the descriptor, so the descriptor has no owner yet.
+    // SAFETY: the kernel has just made the descriptor, so it has no owner yet.
     Ok(unsafe { OwnedFd::from_raw_fd(descriptor) })
 }
 
@@ -279,12 +278,13 @@ fn map(
 }
 
 /// Makes a hash map for the state of a program, with room for `max_entries` keys. `sizes` are the
-/// sizes of a key and of a value, in numbers of 8 bytes. A full map drops the least recently used entry.
+/// sizes of a key and of a value, in numbers of 8 bytes. When the map is full, it drops the least
+/// recently used entry.
 ///
 /// # Errors
 /// See [`BpfError`].
 pub fn lru_map(title: &str, sizes: [usize; 2], max_entries: u32) -> Result<OwnedFd, BpfError> {
-    // The kernel requires preallocation for LRU maps, so the map takes its full memory now.
+    // The kernel requires preallocation for LRU maps, so this one takes its full memory now.
     map(title, LRU_HASH, sizes, max_entries, 0)
 }
 
@@ -301,7 +301,7 @@ fn batch<const V: usize>(cpus: usize) -> usize {
 // === impl Direction ===
 
 impl Direction {
-    /// The number of programs of all owners attached directly to a cgroup.
+    /// The number of programs attached directly to a cgroup, whoever owns them.
     ///
     /// # Errors
     /// See [`BpfError`].
@@ -312,7 +312,7 @@ impl Direction {
             ..ProgramQuery::default()
         };
         // SAFETY: the argument has no buffer for programs, so the kernel writes only into the
-        // argument.
+        // argument itself.
         let result = unsafe { bpf(PROGRAM_QUERY, &mut argument) };
         result
             .map(|_| argument.count)
@@ -349,8 +349,8 @@ impl<const K: usize, const V: usize> PerCpuHash<K, V> {
     /// # Errors
     /// See [`BpfError`].
     pub fn new(title: &str, max_entries: u32) -> Result<Self, BpfError> {
-        // The kernel that runs this process copies the values. Therefore the path lies below the
-        // real root, not below a configured root.
+        // The values are copied by the kernel that runs this process. Its path therefore lies below
+        // the real root, not below a configured one.
         let possible = file::read_value(Path::new("/sys/devices/system/cpu/possible"));
         let cpus: Option<CpuSet> = possible.ok().and_then(|list| list.parse().ok());
         let cpus = cpus.unwrap_or_default().len();
@@ -393,15 +393,15 @@ impl<const K: usize, const V: usize> PerCpuHash<K, V> {
                 flags: 0,
             };
             // SAFETY: the kernel writes at most `count` keys of `8 * K` bytes, and per key a value
-            // of `8 * V` bytes for each possible CPU. Both buffers have the exact size. The
-            // position in the map takes 4 of the 8 bytes in `to`.
+            // of `8 * V` bytes for each possible CPU, which is exactly the size of both buffers.
+            // The position in the map takes 4 of the 8 bytes in `to`.
             let read = unsafe { bpf(MAP_LOOKUP_BATCH, &mut argument) };
             let is_last = read.is_err();
             if let Err(error) = read {
                 match error.raw_os_error() {
-                    // ENOENT means that the batch is the last.
+                    // ENOENT means that this batch is the last.
                     Some(libc::ENOENT) => {}
-                    // ENOSPC means that a hash bucket has more keys than the buffer has room for.
+                    // ENOSPC means that a hash bucket has more keys than fit into the buffer.
                     Some(libc::ENOSPC) => {
                         size *= 2;
                         continue;
@@ -470,13 +470,13 @@ impl<const K: usize, const V: usize> PerCpuHash<K, V> {
 // === impl Program ===
 
 impl Program {
-    /// Loads a program into the kernel, which verifies and compiles the program. The kernel keeps
-    /// the program until the handle and all links are dropped. An instruction is a word of 8 bytes,
-    /// with the operation in the lowest byte and the operand in the upper half.
+    /// Loads a program into the kernel, which verifies and compiles it, and keeps it until the
+    /// handle and all links are dropped. An instruction is a word of 8 bytes, with the operation in
+    /// the lowest byte and the operand in the upper half.
     ///
     /// # Errors
     ///
-    /// See [`BpfError`]. The error contains the last line of the verifier's log, if the log is not
+    /// See [`BpfError`]. The error contains the last line of the verifier's log, unless the log is
     /// empty.
     pub fn load(title: &str, instructions: &[u64], direction: Direction) -> Result<Self, BpfError> {
         let load = |log: &mut [u8]| {
@@ -526,8 +526,8 @@ impl Program {
     }
 
     /// Attaches the program to a cgroup v2, given by its open directory. The program then processes
-    /// the packets of all sockets made in the cgroup or below. Further programs of the cgroup stay
-    /// in effect.
+    /// the packets of all sockets made in the cgroup or below. Other programs of the cgroup stay in
+    /// effect.
     ///
     /// # Errors
     /// See [`BpfError`].
@@ -543,7 +543,7 @@ impl Program {
         link.map(|link| ProgramLink { _link: link })
             .map_err(|source| match source.raw_os_error() {
                 // EPERM has two causes: missing capabilities, or an attached program that admits no
-                // second program. A successful query rules out the first cause.
+                // second one. A successful query rules out the first.
                 Some(libc::EPERM) if self.direction.attached(cgroup).is_ok() => {
                     BpfError::Conflict { source }
                 }

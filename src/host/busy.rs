@@ -6,20 +6,21 @@
 //! - On cgroup v1, `cpuacct.usage_percpu` of the root cgroup counts the time of all tasks on each
 //!   CPU in nanoseconds. The kernel updates the root cgroup and the task's own cgroup at the same
 //!   moment, so the difference of both is exact.
-//! - On every kernel, `/proc/stat` shows the idle time of each CPU in hundredths of a second. A CPU is
-//!   idle in spells: between two spells, the CPU runs tasks. Up to Linux 7.0, the kernel reads a clock
-//!   at the start and at the end of each spell. From Linux 7.1 on, and with `nohz=off`, the kernel
-//!   samples short spells: each timer tick that finds the CPU idle counts as a whole tick of idle
-//!   time. The error of a sampled spell is up to one tick.
-//! - `/proc/schedstat` (`CONFIG_SCHEDSTATS`) describes run slices. A run slice is a time in which one
-//!   task runs on a CPU without a break. The file has the number of slices on each CPU, and the total
-//!   duration of all ended slices in nanoseconds. Each idle spell ends with a new slice. The number of
-//!   slices therefore limits the error of the idle time ([`CpuTimes::idle_error`]), a good limit if
-//!   slices are few. The duration is another measure of the tasks' time ([`RunSlices`]), a good measure
-//!   if slices are many. The duration lacks the current slice, which may last for hours on an exclusive
-//!   CPU. The sampler reads the file only if the kernel samples idle time and counts no usage per CPU.
+//! - On every kernel, `/proc/stat` shows the idle time of each CPU in hundredths of a second. A CPU
+//!   is idle in spells, and runs tasks in between. Up to Linux 7.0, the kernel reads a clock at the
+//!   start and at the end of each spell. From Linux 7.1 on, and with `nohz=off`, it samples short
+//!   spells: each timer tick that finds the CPU idle counts as a whole tick of idle time, so the
+//!   error of such a spell is up to one tick.
+//! - `/proc/schedstat` (`CONFIG_SCHEDSTATS`) describes run slices. A run slice is a time in which
+//!   one task runs on a CPU without a break. The file has the number of slices on each CPU, and the
+//!   total duration of all ended slices in nanoseconds. Because each idle spell ends with a new
+//!   slice, the number of slices limits the error of the idle time ([`CpuTimes::idle_error`]), and
+//!   the limit is good if there are few. The duration is another measure of the tasks' time
+//!   ([`RunSlices`]), which is good if there are many, but it lacks the current slice, and that may
+//!   last for hours on an exclusive CPU. The sampler reads the file only if the kernel samples idle
+//!   time and counts no usage per CPU.
 //!
-//! The user and system columns of `/proc/stat` are not used. Most kernels sample both columns, too,
+//! The user and system columns of `/proc/stat` are not used, because most kernels sample them, too,
 //! and a task that wakes with the tick can stay unseen for ever.
 
 use std::collections::BTreeMap;
@@ -54,7 +55,7 @@ pub struct Sampler {
     /// Whether the kernel samples short idle spells instead of measuring them with a clock.
     sampled: bool,
     nohz_full: CpuSet,
-    /// Per CPU, the number of run slices at the last reading. The second value is a time before the start of the
+    /// Per CPU, the number of run slices at the last reading, and a time before the start of the
     /// last slice; `None` if no such time is known.
     slices: BTreeMap<u32, (u64, Option<Duration>)>,
     /// The time at which the last reading began.
@@ -78,18 +79,18 @@ pub struct CpuSample {
     pub separate_interrupts: bool,
 }
 
-/// The counters of a CPU since the CPU's start.
+/// The counters of a CPU since its start.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct CpuTimes {
-    /// Idle time, including the time in which tasks wait for devices: the sum of two numbers of the
-    /// kernel, each rounded down to [`UNIT`].
+    /// Idle time, including the time in which tasks wait for devices. It is the sum of two numbers
+    /// of the kernel, each rounded down to [`UNIT`].
     pub idle: Duration,
     /// Time taken by a hypervisor, rounded down to [`UNIT`].
     pub steal: Duration,
-    /// Time of hardware and software interrupts: the sum of two numbers, each rounded down to
+    /// Time of hardware and software interrupts, also the sum of two numbers, each rounded down to
     /// [`UNIT`].
     pub interrupts: Duration,
-    /// The largest error of `idle` through sampling, without the error of rounding.
+    /// The largest error of `idle` through sampling; rounding comes on top.
     pub idle_error: Duration,
     /// The longest time by which a running task's usage may be outdated.
     pub lag: Duration,
@@ -108,13 +109,11 @@ pub struct RunSlices {
 /// Why the counters can't be read.
 #[derive(Debug, thiserror::Error)]
 pub enum BusyError {
-    /// The kernel's file can't be read.
     #[error(transparent)]
     File(#[from] FileError),
-    /// The root cgroup can't be read.
     #[error(transparent)]
     Cgroup(#[from] CgroupError),
-    /// The kernel only samples idle time, and no file limits the error.
+    /// The kernel only samples idle time, and no file limits the error of that.
     #[error(
         "this kernel only samples idle time, and the error is unknown without /proc/schedstat (CONFIG_SCHEDSTATS)"
     )]
@@ -154,8 +153,8 @@ impl Sampler {
     }
 
     /// Makes the next reading more exact if the kernel samples idle time: takes a reading, then
-    /// waits for 20 ms. The next reading then knows the start of a slice that began during the wait. Does
-    /// nothing if the kernel measures idle time with a clock.
+    /// waits for 20 ms, so that the next reading knows the start of a slice that began during the
+    /// wait. Does nothing if the kernel measures idle time with a clock.
     ///
     /// # Errors
     /// See [`BusyError`].
@@ -167,8 +166,6 @@ impl Sampler {
         Ok(())
     }
 
-    /// Takes a reading of the counters.
-    ///
     /// # Errors
     /// See [`BusyError`].
     pub fn sample(&mut self, cgroups: &Cgroups) -> Result<CpuSample, BusyError> {
@@ -179,7 +176,7 @@ impl Sampler {
         };
         let stat = file::read(&self.proc.join("stat"))?;
         let mut slices = None;
-        // Usage per CPU makes idle time unnecessary, so `/proc/schedstat` is not read.
+        // With usage per CPU nobody needs the idle time, so `/proc/schedstat` is not read.
         if all_tasks.is_none() && self.sampled {
             let text = file::read_optional(&self.proc.join("schedstat"))?;
             slices = Some(run_slices(&text.ok_or(BusyError::NoBound)?));
@@ -213,8 +210,8 @@ impl Sampler {
         })
     }
 
-    /// A time before the start of the current slice on a CPU; `None` if no such time is known. `count` is the number
-    /// of run slices until now.
+    /// A time before the start of the current slice on a CPU; `None` if no such time is known.
+    /// `count` is the number of run slices until now.
     fn slice_start(&mut self, cpu: u32, count: u64) -> Option<Duration> {
         let known = match self.slices.get(&cpu) {
             Some((before, known)) if *before == count => *known,
@@ -230,9 +227,9 @@ impl Sampler {
 /// Parses `cpu3 user nice system idle iowait irq softirq steal …`, in hundredths of a second.
 ///
 /// Returns the CPU, the hardware interrupt time in hundredths of a second, and the times. A kernel
-/// that only samples interrupt time samples at the timer tick. The tick is a hardware interrupt itself
-/// and never interrupts another hardware interrupt, so the time stays zero. A time above zero
-/// therefore shows that the kernel measures interrupt time.
+/// that only samples interrupt time does so at the timer tick. The tick is a hardware interrupt
+/// itself and never interrupts another one, so this time stays zero. If it is above zero, the
+/// kernel measures interrupt time.
 fn cpu_times(line: &str) -> Option<(u32, u64, CpuTimes)> {
     let mut words = line.split_ascii_whitespace();
     let cpu = words.next()?.strip_prefix("cpu")?.parse().ok()?;

@@ -2,10 +2,11 @@
 //! connection.
 //!
 //! For every request, the kernel searches the table of all connections on the machine, even if few
-//! connections belong to the namespace. Two types of requests exist. The newer type
-//! (`SOCK_DIAG_BY_FAMILY`) names one IP version and would need a search for each version. The module
-//! uses the older type (`TCPDIAG_GETSOCK`): a single search finds the connections of both IP versions,
-//! on every kernel to date. Listening sockets are in a separate table and are not requested.
+//! of them belong to the namespace. There are two types of requests. The newer one
+//! (`SOCK_DIAG_BY_FAMILY`) names one IP version and would need a search for each. This module uses
+//! the older one (`TCPDIAG_GETSOCK`), with which a single search finds the connections of both IP
+//! versions, on every kernel to date. Listening sockets are in a separate table and are not
+//! requested.
 //!
 //! Formats: include/uapi/linux/{inet_diag,tcp,netlink}.h.
 
@@ -19,7 +20,7 @@ use nix::sys::socket::{NetlinkAddr, SockProtocol, recvfrom};
 
 use super::netlink::{self, NetlinkMessage, number32, number64};
 
-/// The time limit for an answer. The kernel answers within milliseconds. Only messages of another
+/// The time limit for an answer. The kernel answers within milliseconds; only messages from another
 /// process can delay the end of the answer up to this limit.
 const TIMEOUT: Duration = Duration::from_secs(2);
 
@@ -44,18 +45,18 @@ named! {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct TcpConnection {
     pub state: TcpState,
-    /// The socket's number (cookie). No later socket gets the same number until the next boot.
+    /// The socket's number (cookie), which no later socket gets until the next boot.
     pub cookie: u64,
     pub local: IpAddr,
     pub remote: IpAddr,
-    /// The id of the cgroup (version 2) in which the socket was made. Linux reports the id since
-    /// 5.9. Connections in the states `TIME_WAIT` and `SYN_RECV` have no id.
+    /// The id of the cgroup (version 2) in which the socket was made. Linux reports it since 5.9,
+    /// except for connections in the states `TIME_WAIT` and `SYN_RECV`.
     pub cgroup: Option<u64>,
     /// The measurements; `None` in the states `TIME_WAIT` and `SYN_RECV`, and before Linux 4.10.
     pub measured: Option<TcpMeasurements>,
 }
 
-/// The kernel's measurements of a connection since the connection was made.
+/// The kernel's measurements of a connection since it was made.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct TcpMeasurements {
     /// The smoothed time from sending to acknowledgement; `None` before the first acknowledgement.
@@ -71,8 +72,8 @@ pub struct TcpMeasurements {
     pub received: u64,
 }
 
-/// A socket for the kernel's socket diagnosis. The socket belongs to the network namespace in which
-/// the socket was opened, and keeps the namespace alive.
+/// A socket for the kernel's socket diagnosis. It belongs to the network namespace in which it was
+/// opened, and keeps that namespace alive.
 #[derive(Debug)]
 pub struct SocketDiag {
     socket: OwnedFd,
@@ -103,7 +104,7 @@ const CGROUP_ID: u16 = 21;
 /// The state `TCP_NEW_SYN_RECV`, the last state: a connection in setup.
 const NEW_SYN_RECEIVED: u8 = 12;
 
-/// All states except the state of listening sockets (10).
+/// All states except that of listening sockets (10).
 const ALL_STATES: u32 = 0x1ffe & !(1 << 10);
 
 // Offsets in `struct tcp_info`. New fields have only ever been added at the end.
@@ -141,7 +142,7 @@ impl SocketDiag {
         })
     }
 
-    /// The connections of the namespace. A connection opened or closed during the request may be
+    /// The connections of the namespace. One that is opened or closed during the request may be
     /// missing.
     ///
     /// # Errors
@@ -153,7 +154,7 @@ impl SocketDiag {
         let mut found = Vec::new();
         let until = Instant::now() + TIMEOUT;
         loop {
-            // Messages of another process could otherwise keep the loop running for ever.
+            // Otherwise messages of another process could keep the loop running for ever.
             if Instant::now() >= until {
                 return Err(io::Error::new(
                     io::ErrorKind::TimedOut,
@@ -191,7 +192,7 @@ fn request(sequence: u32) -> io::Result<Vec<u8>> {
 }
 
 /// Adds the connections in a part of an answer. `sequence` is the number of the request. Returns
-/// whether the part was the last part.
+/// whether the part was the last one.
 ///
 /// # Errors
 /// The kernel reports an error, or the bytes are malformed.
@@ -202,7 +203,7 @@ pub fn read(
 ) -> io::Result<bool> {
     while !messages.is_empty() {
         let message = NetlinkMessage::take(&mut messages).ok_or_else(malformed_answer)?;
-        // A late answer to an earlier, abandoned request is skipped.
+        // A late answer to an earlier request that was given up.
         if message.sequence != sequence {
             continue;
         }
@@ -216,7 +217,7 @@ pub fn read(
     Ok(false)
 }
 
-/// Decodes a connection; `None` for a socket in any other state, for example a listening socket.
+/// Decodes a connection; `None` for a socket in any other state, such as a listening one.
 fn connection(message: &[u8]) -> io::Result<Option<TcpConnection>> {
     let (head, mut attributes) = message
         .split_at_checked(MESSAGE)
@@ -266,7 +267,7 @@ fn address(family: i32, bytes: &[u8]) -> Option<IpAddr> {
     }
 }
 
-/// Decodes a `struct tcp_info`; `None` where the structure is too short (before Linux 4.10).
+/// Decodes a `struct tcp_info`; `None` where it is too short (before Linux 4.10).
 fn measured(info: &[u8]) -> Option<TcpMeasurements> {
     let rtt = number32(info, RTT)?;
     Some(TcpMeasurements {

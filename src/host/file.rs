@@ -1,26 +1,25 @@
-//! Access to kernel files: no file is created or truncated. [`Reader`] also reads files that stay open, which saves the
-//! calls to open and to close the files.
+//! Access to kernel files: no file is created or truncated. [`Reader`] also reads files that stay
+//! open, which saves opening and closing them.
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Write};
 use std::os::unix::fs::{DirEntryExt, FileExt};
 use std::path::{Path, PathBuf};
 
-/// The most bytes that the kernel returns in one read. Before the end of a file, a read returns at least half as
-/// many.
+/// The most bytes that the kernel returns in one read. Until the end of a file, it returns at least
+/// half as many.
 const PAGE: usize = 4096;
 
 /// A kernel file that could not be read or written.
 #[derive(Debug, thiserror::Error)]
 pub enum FileError {
-    /// Reading failed.
     #[error("can't read {}", path.display())]
     Read {
         path: PathBuf,
         /// The kernel's error.
         source: io::Error,
     },
-    /// Writing failed. The kernel takes a write whole or not at all.
+    /// The kernel takes a write whole or not at all.
     #[error("can't write {data:?} to {}", path.display())]
     Write {
         path: PathBuf,
@@ -62,13 +61,14 @@ fn trimmed_text(bytes: &[u8]) -> String {
     String::from_utf8_lossy(bytes).trim_end().to_owned()
 }
 
-/// Reads a whole file; `None` if the file does not exist.
+/// Reads a whole file; `None` if it does not exist.
 pub fn read_optional(path: &Path) -> Result<Option<String>, FileError> {
     optional(read(path))
 }
 
-/// Reads a file with a single value, as in cgroupfs and sysfs, without the white space at its end. The kernel returns
-/// a short file in a single read. A node with hundreds of cgroups is therefore read with half the calls.
+/// Reads a file with a single value, as in cgroupfs and sysfs, without the white space at its end.
+/// The kernel returns a short file in a single read, so a node with hundreds of cgroups is read
+/// with half the calls.
 pub fn read_value(path: &Path) -> Result<String, FileError> {
     value(path).map_err(FileError::reading(path))
 }
@@ -119,7 +119,7 @@ pub(super) struct DirectoryEntry {
     pub is_directory: bool,
 }
 
-/// The entries of a directory, sorted by name. The removal of the directory during the reading ends the list.
+/// The entries of a directory, sorted by name. If it is removed meanwhile, the list ends there.
 pub(super) fn list(directory: &Path) -> io::Result<Vec<DirectoryEntry>> {
     let mut entries = Vec::new();
     for entry in fs::read_dir(directory)? {
@@ -142,7 +142,7 @@ pub(super) fn directory_names(entries: Vec<DirectoryEntry>) -> Vec<String> {
     directories.map(|entry| entry.name).collect()
 }
 
-/// The entries of a directory; empty if no directory has the path.
+/// The entries of a directory; empty if there is none with this path.
 pub(super) fn list_optional(directory: &Path) -> io::Result<Vec<DirectoryEntry>> {
     match list(directory) {
         Err(error) if is_gone(&error) || error.kind() == io::ErrorKind::NotADirectory => {
@@ -158,9 +158,9 @@ pub(super) fn is_gone(error: &io::Error) -> bool {
     error.kind() == io::ErrorKind::NotFound || matches!(error.raw_os_error(), Some(ENODEV | ESRCH))
 }
 
-/// Reads kernel files, also files that are kept open, into a reused buffer.
+/// Reads kernel files into a reused buffer, also files that are kept open.
 ///
-/// A cgroup can be removed while a file of the cgroup is open. Reading the open file then fails.
+/// A cgroup can be removed while one of its files is open, and reading that file then fails.
 #[derive(Debug, Default)]
 pub struct Reader {
     buffer: Vec<u8>,
@@ -172,15 +172,16 @@ impl Reader {
     /// The text of an open file from its beginning, with the white space at its end.
     ///
     /// # Errors
-    /// The file can't be read any more, because its cgroup or process is gone. A new cgroup or process may have the
-    /// same name.
+    /// The file can't be read any more, because its cgroup or process is gone. A new one may have
+    /// the same name.
     pub(super) fn read(&mut self, file: &File) -> io::Result<&str> {
         let length = fill(&mut self.buffer, file)?;
         Ok(self.text(length))
     }
 
     fn text(&self, length: usize) -> &str {
-        // The kernel's numbers and words are ASCII. A text that is not UTF-8 is not understood and counts as empty.
+        // The kernel's numbers and words are ASCII, so a text that is not UTF-8 is not understood
+        // and counts as empty.
         std::str::from_utf8(self.buffer.get(..length).unwrap_or_default()).unwrap_or_default()
     }
 
@@ -192,7 +193,7 @@ impl Reader {
         self.read(&File::open(path)?)
     }
 
-    /// Opens a file and reads its text; `None` if the file does not exist.
+    /// Opens a file and reads its text; `None` if it does not exist.
     ///
     /// # Errors
     /// The file exists and can't be read.
@@ -206,7 +207,7 @@ impl Reader {
     }
 }
 
-/// Reads a file from beginning to end, and returns the file's length.
+/// Reads a file from beginning to end, and returns its length.
 fn fill(buffer: &mut Vec<u8>, file: &File) -> io::Result<usize> {
     let mut length = 0;
     loop {
@@ -219,7 +220,7 @@ fn fill(buffer: &mut Vec<u8>, file: &File) -> io::Result<usize> {
             read => read?,
         };
         length += some;
-        // The kernel returns at most a page. Only the last read returns less than half of a page.
+        // The kernel returns at most a page, and only the last read returns less than half of one.
         if some < PAGE / 2 {
             return Ok(length);
         }

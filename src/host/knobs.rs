@@ -1,10 +1,11 @@
 //! CPU sets of work outside the pods: interrupts, unbound work queues, packet steering, systemd's own slices.
 //!
-//! Each setting is a [`Knob`]: a set of CPUs in an existing file. No file is ever created. Settings that the kernel
-//! itself manages refuse writes with EIO; the caller reports the refusal.
+//! Each setting is a [`Knob`]: a set of CPUs in an existing file. No file is ever created. Settings
+//! that the kernel itself manages refuse writes with EIO, which the caller reports.
 //!
-//! A work queue's own mask (`/sys/devices/virtual/workqueue/NAME/cpumask`) is no knob. The kernel keeps every unbound
-//! work queue within the common mask. A change of the common mask is therefore enough, and leaves less to restore.
+//! A work queue's own mask (`/sys/devices/virtual/workqueue/NAME/cpumask`) is no knob. The kernel
+//! keeps every unbound work queue within the common mask, so changing that mask is enough, and
+//! leaves less to restore.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
@@ -31,14 +32,12 @@ pub enum Knob {
     Receive {
         /// The network interface.
         device: String,
-        /// The queue's number.
         queue: u32,
     },
     /// The CPUs that send through a transmit queue (XPS); empty if XPS is off.
     Transmit {
         /// The network interface.
         device: String,
-        /// The queue's number.
         queue: u32,
     },
     /// The CPUs of a systemd slice or scope beside the pods' trees, by the unit's name.
@@ -60,10 +59,10 @@ pub enum KnobKind {
 /// The values of the knobs at the time of reading.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct KnobValues {
-    /// The kinds of knobs of which each value could be read.
+    /// The kinds of knobs of which every value could be read.
     pub kinds: BTreeSet<KnobKind>,
     pub values: BTreeMap<Knob, CpuSet>,
-    /// Knobs that exist and could not be read, each with the reason.
+    /// Knobs that exist but could not be read, each with the reason.
     pub unreadable: BTreeMap<Knob, String>,
 }
 
@@ -82,7 +81,6 @@ struct Slices {
     trees: Vec<String>,
 }
 
-/// The reason why a knob could not be read.
 #[derive(Debug, thiserror::Error)]
 enum KnobError {
     #[error(transparent)]
@@ -153,7 +151,8 @@ impl Knobs {
         self
     }
 
-    /// Reads every knob of the given kinds. Knobs that the kernel lacks, or that vanish meanwhile, are left out.
+    /// Reads every knob of the given kinds, except those that the kernel lacks or that vanish
+    /// meanwhile.
     ///
     /// # Errors
     /// An existing directory can't be listed.
@@ -182,7 +181,7 @@ impl Knobs {
             Some(slices) if kinds.contains(&KnobKind::SystemSlices) => {
                 knobs.extend(slices.names()?.into_iter().map(Knob::Slice));
             }
-            // A reader without access to systemd's slices must not report the slices as gone.
+            // A reader without access to systemd's slices must not report them as gone.
             _ => {
                 found.kinds.remove(&KnobKind::SystemSlices);
             }
@@ -196,7 +195,7 @@ impl Knobs {
         Ok(found)
     }
 
-    /// Reads one knob; `None` if the knob does not exist.
+    /// Reads one knob; `None` if it does not exist.
     ///
     /// # Errors
     /// The error is a sentence: the file can't be read, or holds no set of CPUs.
@@ -224,9 +223,9 @@ impl Knobs {
         Ok(file::write(&self.path(knob), &text)?)
     }
 
-    /// Whether the error of a write says that the kernel itself places the interrupt. The file of such an interrupt has no
-    /// permission to write. A process without the capability `CAP_DAC_OVERRIDE` then gets EACCES. The mode of a link does not
-    /// count.
+    /// Whether the error of a write says that the kernel itself places the interrupt. The file of
+    /// such an interrupt has no permission to write, so a process without the capability
+    /// `CAP_DAC_OVERRIDE` gets EACCES. The mode of a link does not count.
     pub fn is_placed_by_kernel(&self, irq: u32, error: &io::Error) -> bool {
         match error.raw_os_error() {
             Some(EIO | EPERM) => true,
@@ -251,10 +250,10 @@ impl Knobs {
         }
     }
 
-    /// Whether irqbalance runs. The daemon spreads interrupts by its own rules.
+    /// Whether irqbalance runs, a daemon that spreads interrupts by its own rules.
     pub fn irqbalance_runs(&self) -> bool {
         let processes = names(&self.proc).unwrap_or_default();
-        // Most further entries of /proc have no file `comm`.
+        // Most other entries of /proc have no file `comm`.
         processes.iter().any(|process| {
             let name = fs::read(self.proc.join(process).join("comm"));
             name.is_ok_and(|name| name == b"irqbalance\n")
@@ -283,8 +282,8 @@ impl Knobs {
     fn value(&self, knob: &Knob) -> Result<Option<CpuSet>, KnobError> {
         let mut path = self.path(knob);
         if *knob == Knob::Workqueues {
-            // Isolated partitions take CPUs out of the mask in force. Comparing and restoring need the requested
-            // mask.
+            // Isolated partitions take CPUs out of the mask in force, but comparing and restoring
+            // need the requested one.
             let requested = self.sys.join("devices/virtual/workqueue/cpumask_requested");
             if requested.exists() {
                 path = requested;
@@ -305,7 +304,7 @@ impl Knobs {
         };
         let Some(text) = text else { return Ok(None) };
         let cpus = match knob {
-            // An empty file means all CPUs, including CPUs that are offline now.
+            // An empty file means all CPUs, including those that are offline now.
             Knob::Slice(_) if text.trim().is_empty() => {
                 path = self.sys.join("devices/system/cpu/possible");
                 file::read(&path)?.parse()
@@ -353,7 +352,7 @@ impl Slices {
     }
 }
 
-/// The names in a directory; empty if the directory does not exist.
+/// The names in a directory; empty if it does not exist.
 fn names(directory: &Path) -> Result<Vec<String>, FileError> {
     let entries = file::list_optional(directory).map_err(FileError::reading(directory))?;
     Ok(entries.into_iter().map(|entry| entry.name).collect())

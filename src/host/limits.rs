@@ -6,15 +6,15 @@ use std::sync::Once;
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
 use procfs::process::{MMPermissions, MMapPath, Process};
 
-/// Descriptors reserved for further uses: sockets, watches, and files opened only for a moment.
+/// Descriptors reserved for other uses: sockets, watches, and files opened only for a moment.
 const RESERVED_DESCRIPTORS: u64 = 512;
 
-/// The largest number of cgroup files that stay open. An open file costs the kernel some 5 KiB. At
-/// most an eighth as many descriptors of entries in /proc stay open.
+/// The largest number of cgroup files that stay open. Each costs the kernel some 5 KiB. At most an
+/// eighth as many descriptors of entries in /proc stay open.
 const MAX_CGROUP_FILES: usize = 8192;
 const MAX_PROC_HANDLES: usize = MAX_CGROUP_FILES / 8;
 
-/// The number of files that may stay open.
+/// How many files may stay open.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct OpenFileLimits {
     pub cgroups: usize,
@@ -22,8 +22,8 @@ pub struct OpenFileLimits {
     pub proc_handles: usize,
 }
 
-/// The number of files that may stay open. First the soft limit is raised to the hard limit, if
-/// permitted. Half of the limit is left for counters of CPUs.
+/// Raises the soft limit to the hard limit, if permitted, and returns how many files may stay open.
+/// Half of the limit is left for counters of CPUs.
 pub fn raise_open_file_limit() -> OpenFileLimits {
     let Ok((soft, hard)) = getrlimit(Resource::RLIMIT_NOFILE) else {
         return OpenFileLimits::default();
@@ -46,9 +46,9 @@ pub fn shared_counter_limit() -> usize {
     super::perf::descriptor_limit() / 2
 }
 
-/// Keeps the process's memory small: all threads share a heap, and the heap returns free memory to
-/// the kernel early. By default each thread gets a heap. Memory for a single scrape would then stay
-/// with the thread that answered the scrape.
+/// Keeps the process's memory small: all threads share a heap, which returns free memory to the
+/// kernel early. By default each thread gets its own, and memory for a single scrape would then
+/// stay with the thread that answered it.
 pub fn keep_memory_small() {
     #[cfg(all(target_os = "linux", target_env = "gnu"))]
     for (parameter, value) in [
@@ -62,7 +62,7 @@ pub fn keep_memory_small() {
 }
 
 /// Returns free memory between used blocks to the kernel. By default the allocator returns only
-/// memory above all used blocks.
+/// what lies above all used blocks.
 pub fn trim_heap() {
     #[cfg(all(target_os = "linux", target_env = "gnu"))]
     // SAFETY: the allocator takes its own lock, and touches no memory in use.
@@ -71,10 +71,10 @@ pub fn trim_heap() {
     }
 }
 
-/// Drops the program's code from the process's memory once, after the start. Half of the code
-/// serves only the start, or commands that do not run. When code runs again, the kernel maps the
-/// code again from the cached copy of the file. With 250 pods, an agent held 27.9 MiB with this step,
-/// and 30.3 MiB without it.
+/// Drops the program's code from the process's memory once, after the start. Half of it serves only
+/// the start, or commands that do not run. When code runs again, the kernel maps it again from the
+/// cached copy of the file. With 250 pods, an agent held 27.9 MiB with this step, and 30.3 MiB
+/// without it.
 pub fn drop_code_pages() {
     static STARTED: Once = Once::new();
     STARTED.call_once(|| {
@@ -92,8 +92,8 @@ pub fn drop_code_pages() {
                 && own
                 && map.perms == code
             {
-                // SAFETY: the mapping is read-only and private. All pages of the mapping come from
-                // the file, and are read from the file again.
+                // SAFETY: the mapping is read-only and private. All its pages come from the file,
+                // and are read from there again.
                 unsafe {
                     nix::libc::madvise(
                         start as *mut nix::libc::c_void,

@@ -1,9 +1,9 @@
 //! The only module that talks to the kernel: /proc, /sys, cgroupfs, resctrl, perf, netlink, BPF.
-//! Paths of the node's files lie below a root given by the caller. Paths about this process or its
-//! own kernel lie below the real root.
+//! The node's files are looked up below a root given by the caller, and those about this process or
+//! its own kernel below the real root.
 //!
-//! The module contains no policy: functions read the state of the host, and write the values given
-//! by callers.
+//! The module contains no policy: functions read the state of the host, and write what callers give
+//! them.
 
 #![warn(clippy::too_many_lines, clippy::excessive_nesting)]
 

@@ -1,8 +1,8 @@
 //! Network namespaces: those of containers, which the metrics visit, and new ones for the demo.
 //!
-//! Only a file descriptor holds a new namespace: no name under /run/netns, no bind mount, no process. A namespace ends with
-//! its last open descriptor and its last process. The kernel then removes it and every link inside, also if this program is
-//! killed.
+//! Only a file descriptor holds a new namespace: no name under /run/netns, no bind mount, no
+//! process. A namespace ends with its last open descriptor and its last process. The kernel then
+//! removes it and every link inside, even if this program is killed.
 
 use std::fs::File;
 use std::io;
@@ -22,13 +22,13 @@ pub struct Netns {
     file: Arc<OwnedFd>,
 }
 
-/// A reference to the network namespace of a process, for [`for_each_netns`]. A namespace with a different number is
-/// skipped.
+/// A reference to the network namespace of a process, for [`for_each_netns`]. If the process has
+/// another namespace by now, it is skipped.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct NetnsRef {
-    /// The process's namespace file, like `/proc/7/ns/net`.
     pub file: PathBuf,
-    /// The number of the namespace. Another process may have the process id by now.
+    /// The number of the namespace, to compare, because another process may have the process id by
+    /// now.
     pub number: u64,
 }
 
@@ -39,11 +39,10 @@ pub enum NetError {
     Refused {
         /// The operation, as a verb.
         operation: &'static str,
-        /// The operation's object.
+        /// What the operation works on.
         subject: String,
         /// The remedy after a colon; empty for an unknown cause.
         remedy: &'static str,
-        /// The kernel's error.
         #[source]
         source: io::Error,
     },
@@ -56,7 +55,6 @@ pub enum NetError {
     },
 }
 
-/// The result of a network operation.
 pub(super) type Result<T, E = NetError> = std::result::Result<T, E>;
 
 // === impl Netns ===
@@ -68,7 +66,7 @@ impl Netns {
     ///
     /// The kernel refuses, because `CAP_SYS_ADMIN` is missing or the kernel was built without namespaces.
     pub fn new() -> Result<Self> {
-        // Unsharing moves the calling thread for good, hence the call is made by a thread that ends right after.
+        // Unsharing moves the calling thread for good, so a thread does it that ends right after.
         in_thread(|| {
             unshare(CloneFlags::CLONE_NEWNET)
                 .map_err(|errno| NetError::new("create", "a network namespace", errno))?;
@@ -80,7 +78,7 @@ impl Netns {
         })
     }
 
-    /// Runs `work` on a thread inside this namespace and returns the result of `work`.
+    /// Runs `work` on a thread inside this namespace and returns its result.
     ///
     /// Sockets opened by `work` belong to this namespace for ever, wherever they are used later.
     ///
@@ -102,11 +100,12 @@ impl AsFd for Netns {
     }
 }
 
-/// Visits namespaces one after the other, and calls `work` in each with the namespace's index in the list. All visits
-/// run on one thread, which ends after the last visit. Namespaces that are gone, or can't be entered, are left out.
+/// Visits namespaces one after the other, and calls `work` in each with its index in the list. All
+/// visits run on one thread, which ends after the last one. Namespaces that are gone, or can't be
+/// entered, are left out.
 ///
-/// After a visit, no descriptor holds the namespace, unless `work` keeps a descriptor. If all processes of the
-/// namespace have ended meanwhile, the namespace ends when the thread moves on.
+/// After a visit, no descriptor holds the namespace, unless `work` keeps one. If all its processes
+/// have ended meanwhile, the namespace ends when the thread moves on.
 ///
 /// # Errors
 /// No namespace could be entered, because `CAP_SYS_ADMIN` is missing.

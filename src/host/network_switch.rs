@@ -17,9 +17,11 @@ use super::netns::{NetError, Netns, Result};
 const BRIDGE: &str = "switch";
 const PREFIX: u8 = 24;
 
-/// A bridge in a private namespace. Each container that joins gets its own namespace with an `eth0`.
+/// A bridge in a private namespace. Each container that joins gets a namespace of its own with an
+/// `eth0`.
 ///
-/// Dropping the switch unplugs every container: each `eth0` vanishes with the bridge's end of the pair.
+/// Dropping the switch unplugs every container, because each `eth0` vanishes with the bridge's end
+/// of the pair.
 #[derive(Debug)]
 pub struct NetworkSwitch {
     namespace: Netns,
@@ -52,7 +54,8 @@ impl NetworkSwitch {
         })
     }
 
-    /// A new namespace, plugged into the bridge. Its `lo` is up, and its `eth0` has the given address and a /24.
+    /// A new namespace, plugged into the bridge. Its `lo` is up, and its `eth0` has the given
+    /// address and a /24.
     ///
     /// # Errors
     ///
@@ -100,8 +103,8 @@ impl NetworkSwitch {
 // === impl Links ===
 
 impl Links {
-    /// Opens a netlink socket in the calling thread's namespace. The call needs a tokio runtime,
-    /// which drives the socket.
+    /// Opens a netlink socket in the calling thread's namespace. Needs a tokio runtime, which
+    /// drives the socket.
     pub(super) fn open() -> Result<Self> {
         let (connection, handle, _) = rtnetlink::new_connection()
             .map_err(|source| NetError::new("open", "a netlink socket", source))?;
@@ -109,7 +112,7 @@ impl Links {
         Ok(Self { handle })
     }
 
-    /// Adds a bridge and sets the bridge up.
+    /// Adds a bridge and sets it up.
     pub(super) async fn add_bridge(&self, name: &str) -> Result<()> {
         let message = LinkBridge::new(name).build();
         let added = self.handle.link().add(message).execute().await;
@@ -126,8 +129,8 @@ impl Links {
         namespace: BorrowedFd<'_>,
     ) -> Result<()> {
         let controller = self.index(bridge).await?;
-        // The kernel creates the peer directly in `namespace`. A name like eth0 therefore never
-        // collides in the current namespace.
+        // The kernel creates the peer directly in `namespace`, so a name like eth0 never collides
+        // in the current one.
         let peer = LinkUnspec::new_with_name(peer)
             .setns_by_fd(namespace.as_raw_fd())
             .build();
@@ -180,13 +183,14 @@ impl Links {
     }
 }
 
-/// Runs `work` inside a namespace, with the namespace's links. They need an async runtime.
+/// Runs `work` inside a namespace, with the namespace's links, which need an async runtime.
 fn with_links<F>(namespace: &Netns, work: impl FnOnce(Links) -> F + Send) -> Result<()>
 where
     F: Future<Output = Result<()>>,
 {
-    // The runtime is built before the namespace is entered. The first runtime of a process makes a pair of
-    // sockets for signals and keeps the pair for ever. A socket keeps the namespace of its creation alive.
+    // The runtime is built before the namespace is entered: the first runtime of a process makes a
+    // pair of sockets for signals and keeps it for ever, and a socket keeps the namespace of its
+    // creation alive.
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_io()
         .build()

@@ -1,5 +1,5 @@
-//! Messages to the service manager, on the socket named in `NOTIFY_SOCKET`. Without a service manager, as in a container,
-//! no message is sent.
+//! Messages to the service manager, on the socket named in `NOTIFY_SOCKET`. Without a service
+//! manager, as in a container, nothing is sent.
 
 use std::io;
 use std::time::Duration;
@@ -43,7 +43,7 @@ pub fn watchdog() -> Option<Duration> {
     sd_notify::watchdog_enabled().filter(|longest| !longest.is_zero())
 }
 
-/// The first line of a text. A second line would be a separate message.
+/// The first line of a text, because a second one would be a message of its own.
 fn line(text: &str) -> String {
     text.lines().next().unwrap_or_default().to_owned()
 }

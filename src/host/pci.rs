@@ -4,9 +4,9 @@ use std::path::Path;
 
 use super::file;
 
-/// The NUMA node near a PCI device. The device's address has the form `0000:3b:00.0`.
+/// The NUMA node near a PCI device, whose address has the form `0000:3b:00.0`.
 ///
-/// `None` where the address is malformed, the device is missing, or the NUMA node is unknown (the
+/// `None` where the address is malformed, the device is missing, or its NUMA node is unknown (the
 /// kernel reports −1).
 pub fn numa_node(root: &Path, address: &str) -> Option<u32> {
     if !is_address(address) {
@@ -19,8 +19,8 @@ pub fn numa_node(root: &Path, address: &str) -> Option<u32> {
     file::read(&path).ok()?.parse().ok()
 }
 
-/// Whether a text is domain, bus, device and function in hexadecimal. A text from another program
-/// must not become a path unchecked.
+/// Whether a text is domain, bus, device and function in hexadecimal. It comes from another program
+/// and must not become a path unchecked.
 fn is_address(text: &str) -> bool {
     let hex = |part: &str, min: usize, max: usize| {
         (min..=max).contains(&part.len()) && part.bytes().all(|b| b.is_ascii_hexdigit())

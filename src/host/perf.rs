@@ -1,17 +1,17 @@
 //! Performance counters of a CPU: cycles, instructions, and accesses to the last-level cache.
 //!
-//! Two ways of counting exist:
+//! There are two ways of counting:
 //!
-//! - Counters of a whole CPU count all tasks on the CPU, at no cost for context switches. On an
+//! - Counters of a whole CPU count all tasks on it, at no cost for context switches. On an
 //!   exclusive CPU, the counts are the owner's.
-//! - Counters of a cgroup on a CPU count only while a task of the cgroup runs on the CPU. The kernel
-//!   starts and stops such counters at every switch between cgroups, which costs time.
+//! - Counters of a cgroup on a CPU count only while one of its tasks runs there. The kernel starts
+//!   and stops them at every switch between cgroups, which costs time.
 //!
-//! The counters of a CPU form a group. All counters of a group count at the same times, and a single
-//! system call reads all counts. The call interrupts the counted CPU for a moment.
+//! The counters of a CPU form a group: they all count at the same times, and a single system call
+//! reads all counts. The call interrupts the counted CPU for a moment.
 
-// No safe bindings open each event of a group separately. The module makes the system call and
-// takes ownership of the returned descriptor.
+// No safe bindings open each event of a group separately, so this module makes the system call
+// itself and takes ownership of the returned descriptor.
 #![allow(unsafe_code)]
 
 use std::fs::File;
@@ -28,11 +28,10 @@ use super::file;
 /// The number of events in a group.
 pub const EVENTS: usize = 4;
 
-/// The number of words before a group's counts: the number of counts, the time enabled, the time
-/// running.
+/// The number of words before a group's counts: the number of counts, the time enabled, and the
+/// time running.
 const HEAD: usize = 3;
 
-/// The size of a word, in bytes.
 const WORD: usize = size_of::<u64>();
 
 /// An event, in the numbers of `perf_event_attr`.
@@ -74,9 +73,9 @@ const fn last_level(result: u32) -> PerfEvent {
 /// below `root`.
 ///
 /// The general event "cache references" counts another cache on each kind of CPU: the last level on
-/// Intel CPUs, the second level on AMD CPUs, the first level on Arm CPUs. On all CPUs except Intel's,
-/// the function therefore returns the events that Linux defines for the last-level cache alone. If a
-/// CPU lacks these events, the kernel refuses to open them.
+/// Intel CPUs, the second level on AMD CPUs, the first level on Arm CPUs. On all CPUs except
+/// Intel's, references and misses are therefore counted by the events that Linux defines for the
+/// last-level cache alone. If a CPU lacks these, the kernel refuses to open them.
 pub fn hardware_events(root: &Path) -> PerfEvents {
     let [references, misses] = match cpu_info(root, "vendor_id").as_deref() {
         Some("GenuineIntel") => CACHE_EVENTS,
@@ -92,8 +91,8 @@ pub fn hardware_events(root: &Path) -> PerfEvents {
 }
 
 /// References and misses of the second-level cache. The machine's `proc` and `sys` lie below
-/// `root`. The function returns only events with a name in Linux. The number of an event without a
-/// name differs between CPU models.
+/// `root`. Only events with a name in Linux are used, because the number of an event without one
+/// differs between CPU models.
 ///
 /// # Errors
 /// The reason, in words: the kernel has no names for the events, or the machine has CPUs of several
@@ -106,8 +105,8 @@ pub fn second_level_cache_events(root: &Path) -> Result<[PerfEvent; 2], String> 
     if is_amd && family.is_some_and(|family| family >= ZEN) {
         return Ok(CACHE_EVENTS);
     }
-    // The Arm architecture defines numbers for the events. The driver names the events of the CPU
-    // in sysfs.
+    // The Arm architecture defines numbers for the events, and the driver names those of the CPU in
+    // sysfs.
     let devices = root.join("sys/bus/event_source/devices");
     let mut found = file::list(&devices)
         .unwrap_or_default()
@@ -176,7 +175,7 @@ pub enum PerfError {
     /// The CPU is not online.
     #[error("CPU {0} is offline")]
     Offline(u32),
-    /// A further error, for example too many open files.
+    /// Another error, for example too many open files.
     #[error("can't open counters on CPU {cpu}; if too many files are open, raise LimitNOFILE")]
     Open {
         cpu: u32,
@@ -192,13 +191,13 @@ pub enum PerfError {
     },
 }
 
-/// The counts of a group since the group was opened.
+/// The counts of a group since it was opened.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct GroupCounts {
     /// Nanoseconds in which the group was enabled.
     pub enabled: u64,
-    /// Nanoseconds in which the group counted. If the CPU has too few counters for all groups, the
-    /// groups take turns, and the time is shorter than `enabled`.
+    /// Nanoseconds in which the group counted. If the CPU has too few counters for all groups, they
+    /// take turns, and this is less than `enabled`.
     pub running: u64,
     /// Each event's count during `running`; `None` for an event missing on the CPU.
     pub values: [Option<u64>; EVENTS],
@@ -208,7 +207,7 @@ pub struct GroupCounts {
 #[derive(Debug)]
 pub struct CounterGroup {
     cpu: u32,
-    /// The descriptors of the counters. A read of the first descriptor returns all counts.
+    /// The descriptors of the counters. Reading the first one returns all counts.
     files: Vec<File>,
     has: [bool; EVENTS],
 }
@@ -224,11 +223,12 @@ impl CounterGroup {
         Self::open_in(None, cpu, events)
     }
 
-    /// Opens counters on a CPU for the tasks of a cgroup. `cgroup` is the cgroup's open directory; `None` counts all
-    /// tasks.
+    /// Opens counters on a CPU for the tasks of a cgroup, given by its open directory; `None`
+    /// counts all tasks.
     ///
     /// # Errors
-    /// As for [`CounterGroup::open`]. Also, the cgroup hierarchy may not support performance counters.
+    /// As for [`CounterGroup::open`]. Also, the cgroup hierarchy may not support performance
+    /// counters.
     pub fn open_in(
         cgroup: Option<&File>,
         cpu: u32,
@@ -259,7 +259,7 @@ impl CounterGroup {
         self.has
     }
 
-    /// Reads all counts; `None` where the counters ended because the CPU went offline.
+    /// Reads all counts; `None` if the counters ended because the CPU went offline.
     ///
     /// # Errors
     /// The kernel refuses to read.
@@ -279,9 +279,9 @@ impl CounterGroup {
     }
 }
 
-/// The consequence of an event that could not be opened: an error for the whole group, or `Ok` to
-/// leave the event out. An event is left out if the CPU lacks the event, or can't count the event
-/// together with the rest of the group (EINVAL).
+/// What follows from an event that could not be opened: an error for the whole group, or `Ok` to
+/// leave the event out. It is left out if the CPU lacks it, or can't count it together with the
+/// rest of the group (EINVAL).
 fn refused(cpu: u32, errno: Errno) -> Result<(), PerfError> {
     match errno {
         Errno::ENOENT | Errno::EOPNOTSUPP | Errno::EINVAL => Ok(()),
@@ -295,8 +295,8 @@ fn refused(cpu: u32, errno: Errno) -> Result<(), PerfError> {
     }
 }
 
-/// Opens an event on a CPU, for all tasks or for the tasks of a cgroup. Without a leader, the event
-/// leads a new group.
+/// Opens an event on a CPU, for all tasks or for those of a cgroup. Without a leader, it leads a
+/// new group.
 fn open(
     cpu: u32,
     event: PerfEvent,
@@ -316,18 +316,18 @@ fn open(
         None => (-1, 0),
     };
     let flags = bindings::PERF_FLAG_FD_CLOEXEC | mode;
-    // SAFETY: `attr` is a complete structure and outlives the call. The kernel reads `attr`, and
-    // may write the expected size into `attr`. The request asks for counts without samples, so the
-    // kernel writes to no further memory of the process.
+    // SAFETY: `attr` is a complete structure and outlives the call. The kernel reads it, and may
+    // write the expected size into it. The request asks for counts without samples, so the kernel
+    // writes to no other memory of the process.
     let fd = unsafe { perf_event_open(&raw mut attr, of, cpu, leader, flags.into()) };
     let fd = Errno::result(fd)?;
-    // SAFETY: the kernel has just made the descriptor, and no further code has the descriptor.
+    // SAFETY: the kernel has just made the descriptor, and nobody else has it.
     Ok(unsafe { File::from_raw_fd(fd) })
 }
 
 /// Decodes the kernel's words: the number of values, the time enabled, the time running, the
-/// values. `None` for a group that has ended: the kernel returns no words, or fewer values than opened
-/// events.
+/// values. `None` for a group that has ended: the kernel returns no words, or fewer values than
+/// events were opened.
 fn decode(bytes: &[u8], has: [bool; EVENTS]) -> Option<GroupCounts> {
     let mut words = bytes
         .chunks_exact(WORD)

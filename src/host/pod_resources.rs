@@ -1,11 +1,12 @@
-//! The kubelet's answers on its PodResources socket (gRPC, `v1.PodResourcesLister`). The answers tell the devices of
-//! each container with their NUMA nodes. The answers also tell whether the kubelet's own CPU Manager assigns CPUs.
+//! The kubelet's answers on its PodResources socket (gRPC, `v1.PodResourcesLister`). They tell the
+//! devices of each container with their NUMA nodes, and whether the kubelet's own CPU Manager
+//! assigns CPUs.
 //!
-//! The devices come from device plugins. Some plugins report no NUMA nodes but name devices by PCI address, for
-//! example plugins for network cards. The NUMA nodes are then read from sysfs. Unknown NUMA nodes stay an empty set,
-//! never NUMA node 0.
+//! The devices come from device plugins. Some of these report no NUMA nodes but name devices by PCI
+//! address, for example plugins for network cards; then the NUMA nodes are read from sysfs. Unknown
+//! NUMA nodes stay an empty set, never NUMA node 0.
 //!
-//! The message types declare only the fields that Pinfold reads. The decoder skips all other fields.
+//! The message types declare only the fields that Pinfold reads, and the decoder skips all others.
 
 mod grpc;
 
@@ -21,23 +22,19 @@ use crate::cpu::{CpuSet, MAX_CPU};
 /// The path of the kubelet's socket, below the root.
 pub const SOCKET: &str = "var/lib/kubelet/pod-resources/kubelet.sock";
 
-/// The length of the longest accepted answer, equal to the kubelet's own limit.
+/// The length of the longest accepted answer, which is the kubelet's own limit.
 pub const MAX_ANSWER: usize = 16 << 20;
 
-/// The time limit for an answer.
 const DEADLINE: Duration = Duration::from_secs(5);
 
-/// The error text of a kubelet whose feature gate for `GetAllocatableResources` is off. The text comes with the
-/// status Unknown.
+/// The error text of a kubelet whose feature gate for `GetAllocatableResources` is off. It comes
+/// with the status Unknown.
 const GATE_OFF: &str = "API GetAllocatableResources disabled";
 
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct ContainerDevices {
-    /// The pod's namespace.
     pub namespace: String,
-    /// The pod's name.
     pub pod: String,
-    /// The container's name.
     pub container: String,
     /// The container's devices; empty for most containers.
     pub devices: Vec<Device>,
@@ -61,7 +58,7 @@ pub struct Device {
 pub enum CpuManager {
     /// The kubelet's socket does not exist.
     NoSocket,
-    /// The socket exists, and no kubelet has answered since the agent's start.
+    /// The socket exists, but no kubelet has answered since the agent's start.
     Unanswered,
     /// The kubelet assigns no CPUs: policy `none`.
     Disabled,
@@ -77,13 +74,11 @@ pub struct PodResources {
     deadline: Duration,
 }
 
-/// The reason why the kubelet's answer is unknown.
 #[derive(Debug, thiserror::Error)]
 pub enum DevicesError {
     /// The call to the kubelet failed.
     #[error("can't ask the kubelet on {}", socket.display())]
     Call { socket: PathBuf, source: CallError },
-    /// The kubelet's answer can't be decoded.
     #[error("the kubelet's answer on {} can't be read", socket.display())]
     Answer {
         socket: PathBuf,
@@ -104,7 +99,6 @@ impl PodResources {
         }
     }
 
-    /// The same socket with another time limit.
     #[must_use]
     pub fn with_deadline(self, deadline: Duration) -> Self {
         Self { deadline, ..self }
@@ -117,8 +111,8 @@ impl PodResources {
     /// The devices of every container on this node, in the kubelet's order.
     ///
     /// # Errors
-    /// [`CallError::NoSocket`] if no kubelet listens, which is normal outside a cluster. Every other error is a
-    /// failure.
+    /// [`CallError::NoSocket`] if no kubelet listens, which is normal outside a cluster. Every
+    /// other error is a failure.
     pub async fn list(&self) -> Result<Vec<ContainerDevices>, DevicesError> {
         let mut containers = self.call("/v1.PodResourcesLister/List", parse_list).await?;
         let all = containers.iter_mut();
@@ -132,10 +126,10 @@ impl PodResources {
         Ok(containers)
     }
 
-    /// The CPUs that the kubelet's CPU Manager may assign. The set is empty with policy `none`, and where the kubelet
-    /// does not report the CPUs. Kubelets before 1.21 lack the method. Later kubelets refuse the call while the
-    /// feature gate `KubeletPodResourcesGetAllocatable` is off. The gate is off by default before 1.23, and never off
-    /// from 1.28 on.
+    /// The CPUs that the kubelet's CPU Manager may assign; empty with policy `none`, and where the
+    /// kubelet does not report them. Kubelets before 1.21 lack the method. Later ones refuse the
+    /// call while the feature gate `KubeletPodResourcesGetAllocatable` is off, which it is by
+    /// default before 1.23, and never from 1.28 on.
     ///
     /// # Errors
     /// The errors of [`PodResources::list`].
@@ -166,8 +160,8 @@ impl PodResources {
         })
     }
 
-    /// The state of the CPU Manager of a kubelet that does not answer. `known` is the state from the last answer, which
-    /// stays valid.
+    /// The state of the CPU Manager of a kubelet that does not answer. `known` is the state from
+    /// the last answer, which stays valid.
     pub fn unanswered(&self, known: Option<CpuManager>) -> CpuManager {
         match known {
             Some(known @ (CpuManager::Assigns | CpuManager::Disabled)) => known,
@@ -176,11 +170,11 @@ impl PodResources {
         }
     }
 
-    /// Asks the kubelet once about the CPU Manager, and blocks until the answer or the deadline. Callers use the method
-    /// at the agent's start, before any task runs.
+    /// Asks the kubelet once about the CPU Manager, and blocks until the answer or the deadline. It
+    /// is for the agent's start, before any task runs.
     pub fn cpu_manager_blocking(&self) -> CpuManager {
         let ask = async { self.cpu_manager(&self.list().await?).await };
-        // The call has a thread of its own, since the caller may run in a runtime already.
+        // The call has a thread of its own, since the caller may already run in a runtime.
         let answer = std::thread::scope(|scope| {
             let thread = scope.spawn(|| {
                 let runtime = tokio::runtime::Builder::new_current_thread()
@@ -210,7 +204,7 @@ impl PodResources {
     }
 }
 
-/// Whether the kubelet lacks the called method, or has switched the method off.
+/// Whether the kubelet lacks the called method, or has switched it off.
 fn is_unavailable(error: &CallError) -> bool {
     match error {
         CallError::Unimplemented => true,

@@ -67,8 +67,8 @@ impl Proc {
         }
     }
 
-    /// Whether this process may administer the machine (`CAP_SYS_ADMIN`). If the capabilities can't be read, the
-    /// answer is true, and the kernel refuses later.
+    /// Whether this process may administer the machine (`CAP_SYS_ADMIN`). If its capabilities can't
+    /// be read, the answer is true, and the kernel refuses later.
     pub fn may_administer(&self) -> bool {
         let text = fs::read(self.dir.join("self/status")).ok();
         let status = text.and_then(|text| Status::from_buf_read(Cursor::new(text)).ok());
@@ -93,7 +93,8 @@ impl Proc {
 
     /// The number of a process's threads; 0 for a process that is gone.
     pub fn thread_count(&self, pid: i32) -> usize {
-        // The kernel counts each thread as a link to the directory `task`, which has two more links.
+        // The kernel counts each thread as a link to the directory `task`, which has two more
+        // links.
         let links =
             fs::metadata(self.dir.join(format!("{pid}/task"))).map_or(0, |tasks| tasks.nlink());
         usize::try_from(links.saturating_sub(2)).unwrap_or_default()
@@ -104,14 +105,14 @@ impl Proc {
         self.stat(pid).map(|stat| stat.starttime)
     }
 
-    /// The scheduler's counters of a thread; `None` for a thread that is gone. Only two of more than fifty lines are
-    /// parsed, because a scrape calls the function for every thread on the node.
+    /// The scheduler's counters of a thread; `None` if it is gone. Only two of more than fifty
+    /// lines are parsed, because a scrape calls this for every thread on the node.
     fn scheduled(&self, pid: i32, tid: i32) -> Option<SchedulerCounts> {
         let dir = self.dir.join(format!("{pid}/task/{tid}"));
         let status = file::read_value(&dir.join("status")).ok()?;
         let of = |name: &str| last_field(&status, name)?.parse().ok();
-        // A thread that ends between the two reads is left out. With half of its counters, the thread would look like
-        // a different thread.
+        // A thread that ends between the two reads is left out, because with half of its counters
+        // it would look like a different thread.
         let run_delay = if self.counts_delay {
             file::read_value(&dir.join("schedstat"))
                 .ok()?
@@ -129,13 +130,13 @@ impl Proc {
         })
     }
 
-    /// The reason why the kernel does not count how long threads wait for a CPU; `None` if the kernel counts the
-    /// time.
+    /// Why the kernel does not count how long threads wait for a CPU; `None` if it does.
     pub fn no_run_delay(&self) -> Option<&'static str> {
         (!self.counts_delay).then_some("the kernel was built without CONFIG_SCHED_INFO")
     }
 
-    /// Seconds since the start of a process; `None` for a process that is gone. The kernel counts in hundredths.
+    /// Seconds since the start of a process, in hundredths as the kernel counts; `None` if it is
+    /// gone.
     pub fn age_seconds(&self, pid: i32) -> Option<f64> {
         let stat = self.stat(pid)?;
         let uptime = Uptime::from_read(fs::File::open(self.dir.join("uptime")).ok()?).ok()?;
@@ -168,8 +169,8 @@ impl Proc {
     }
 }
 
-/// The value in a line `name value` of a process's status. The name includes the colon. The names of interest are in the
-/// last lines.
+/// The value in a line `name value` of a process's status. The name includes the colon. The wanted
+/// names are in the last lines.
 fn last_field<'a>(status: &'a str, name: &str) -> Option<&'a str> {
     let mut lines = status.lines().rev();
     lines.find_map(|line| Some(line.strip_prefix(name)?.trim()))
@@ -189,9 +190,9 @@ mod tests {
         let (stop, stopped) = std::sync::mpsc::channel::<()>();
         let before = proc.threads(own_pid()).len();
         let thread = std::thread::spawn(move || stopped.recv());
-        // The thread may need a moment to appear. Further tests may start and end threads.
+        // The thread may need a moment to appear. Other tests may start and end threads, too.
         assert!(before >= 1);
-        // The count is a child process's, since tests start and end threads in this process.
+        // A child process is counted, because other tests start and end threads in this process.
         let mut child = std::process::Command::new("sleep")
             .arg("60")
             .spawn()

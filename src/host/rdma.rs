@@ -1,8 +1,7 @@
 //! RDMA devices (InfiniBand, RoCE, iWARP): the counters of each port, read from sysfs.
 //!
 //! Formats: Documentation/ABI/stable/sysfs-class-infiniband. In the shared mode of `rdma system`,
-//! all network namespaces show a device. In the exclusive mode, only the network namespace of the
-//! device shows the device.
+//! all network namespaces show a device. In the exclusive mode, only its own does.
 
 use std::collections::BTreeMap;
 use std::os::fd::{AsRawFd, OwnedFd};
@@ -47,21 +46,19 @@ pub const COUNTERS: [&str; 21] = [
 
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct RdmaPort {
-    /// The device's name, like `mlx5_0`.
     pub device: String,
-    /// The port's number.
     pub port: String,
     /// The port's state, like `ACTIVE`; `None` if unreadable.
     pub state: Option<String>,
-    /// The counts in the order of [`COUNTERS`], data in bytes; `None` for a counter missing on the
-    /// port.
+    /// The counts in the order of [`COUNTERS`], data in bytes; `None` for a counter that the port
+    /// lacks.
     pub counts: [Option<u64>; COUNTERS.len()],
     /// Additional counters of the driver, by the driver's own names.
     pub hardware: BTreeMap<String, u64>,
 }
 
-/// The directory of the devices below a root: the machine's root, or the root of a process. The `/sys`
-/// of a process may show another network namespace.
+/// The directory of the devices below a root: the machine's, or that of a process, whose `/sys` may
+/// show another network namespace.
 pub fn directory(root: &Path) -> PathBuf {
     root.join("sys/class/infiniband")
 }
@@ -73,7 +70,8 @@ pub fn is_exclusive(root: &Path) -> bool {
     file::read_value(&mode).is_ok_and(|mode| mode == "N")
 }
 
-/// An open directory of devices. A container can replace the directory at a path, but not an open directory.
+/// An open directory of devices. A container can replace what is at a path, but not an open
+/// directory.
 #[derive(Debug)]
 pub struct DeviceDirectory(OwnedFd);
 

@@ -1,10 +1,9 @@
 //! The resource control file system (resctrl): cache occupancy and memory traffic of sets of CPUs.
 //!
 //! Pinfold makes and removes only its own monitoring groups, recognized by a prefix, below the root
-//! group. Pinfold binds a group to CPUs and never to tasks. The group monitors all tasks on the
-//! CPUs, except tasks in groups of other programs. Monitoring limits nothing and moves nothing.
-//! Pinfold never mounts the file system, because a mount would put limits of other programs into
-//! force.
+//! group. It binds a group to CPUs and never to tasks, so the group monitors all tasks on the CPUs,
+//! except those in groups of other programs. Monitoring limits nothing and moves nothing. Pinfold
+//! never mounts the file system, because a mount would put limits of other programs into force.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -20,10 +19,12 @@ pub const GROUP_PREFIX: &str = "pinfold-";
 /// Why monitoring is impossible, or why an operation on a group failed.
 #[derive(Debug, thiserror::Error)]
 pub enum ResctrlError {
-    /// The machine offers no monitoring, or does not let Pinfold monitor. The text has the reason and the remedy.
+    /// The machine offers no monitoring, or doesn't let Pinfold monitor. The text has the reason
+    /// and the remedy.
     #[error("{0}")]
     Unsupported(String),
-    /// All hardware monitors are in use, or wait until data of a former group has left the cache.
+    /// All hardware monitors are in use, or wait until the data of a former group has left the
+    /// cache.
     #[error("can't make another monitoring group: all RMIDs are in use ({})", .0.display())]
     Exhausted(PathBuf),
     /// A group can't be made or removed, or the groups can't be listed.
@@ -40,7 +41,6 @@ pub enum ResctrlError {
         /// The kernel's reason, from `info/last_cmd_status`.
         says: String,
     },
-    /// A file can't be read or written.
     #[error(transparent)]
     File(#[from] FileError),
     /// A file holds unexpected text.
@@ -52,7 +52,6 @@ pub enum ResctrlError {
     },
 }
 
-/// The result of an operation on groups.
 type Result<T, E = ResctrlError> = std::result::Result<T, E>;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -65,7 +64,7 @@ pub enum Count {
     Unknown,
 }
 
-/// The counters of a group for a single last-level cache. `None` marks a counter that the CPU lacks.
+/// The counters of a group for a single last-level cache; `None` for those that the CPU lacks.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct CacheCounters {
     pub id: String,
@@ -77,8 +76,8 @@ pub struct CacheCounters {
     pub local: Option<Count>,
 }
 
-/// The operations on the directories of groups. Tests replace the operations, because only the kernel
-/// fills new directories and refuses CPUs.
+/// The operations on the directories of groups. Tests replace them, because only the kernel fills
+/// new directories and refuses CPUs.
 #[derive(Debug, Clone, Copy)]
 struct DirectoryOperations {
     make: fn(&Path) -> io::Result<()>,
@@ -110,10 +109,10 @@ impl Resctrl {
     }
 
     /// The largest possible number of Pinfold's groups: the number of hardware monitors (RMIDs)
-    /// without the monitors of all other groups.
+    /// without those of all other groups.
     ///
     /// # Errors
-    /// Monitoring is impossible. The error states the reason and the remedy.
+    /// Monitoring is impossible. The error says why, and what to do about it.
     pub fn available_groups(&self) -> Result<usize> {
         let (top, unsupported) = (self.top.display(), |text| {
             Err(ResctrlError::Unsupported(text))
@@ -139,7 +138,7 @@ impl Resctrl {
         let Ok(all) = text.parse::<usize>() else {
             return Err(ResctrlError::Unreadable { path, text });
         };
-        // The root group, each control group and each monitoring group use a monitor each.
+        // The root group, each control group and each monitoring group use one monitor each.
         let mut others = 1;
         others += self
             .names(&self.monitoring())?
@@ -164,7 +163,7 @@ impl Resctrl {
         Ok(names)
     }
 
-    /// Pinfold's groups, each with the CPUs bound to the group.
+    /// Pinfold's groups, each with the CPUs bound to it.
     ///
     /// # Errors
     /// The groups can't be listed, or the CPUs of a group can't be read.
@@ -183,7 +182,7 @@ impl Resctrl {
         Ok(groups)
     }
 
-    /// Makes a group without CPUs. The group monitors nothing before [`Resctrl::bind`].
+    /// Makes a group without CPUs, which monitors nothing before [`Resctrl::bind`].
     ///
     /// # Errors
     /// All monitors are in use, perhaps only for a while, or groups can't be made.
@@ -203,7 +202,7 @@ impl Resctrl {
         })
     }
 
-    /// Binds a group to exactly the given CPUs. The CPUs leave their former group.
+    /// Binds a group to exactly the given CPUs, which leave their former group.
     ///
     /// # Errors
     /// Some CPU is offline, or belongs to a control group of another program.
@@ -236,7 +235,7 @@ impl Resctrl {
     }
 
     /// Reads a group's counters, for each cache. With sub-NUMA clusters, the sum of a cache
-    /// includes all clusters, and no cluster is reported separately.
+    /// includes all of them, and none is reported separately.
     ///
     /// # Errors
     /// The group is missing, or a file can't be read.
@@ -269,7 +268,7 @@ impl Resctrl {
         self.monitoring().join(name)
     }
 
-    /// The names of the directories in a directory; empty where the directory is missing.
+    /// The names of the directories in a directory; empty if that is missing.
     fn names(&self, path: &Path) -> Result<Vec<String>> {
         let entries = file::list_optional(path).map_err(|source| ResctrlError::Directory {
             path: path.to_owned(),

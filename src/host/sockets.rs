@@ -1,22 +1,22 @@
-//! Traffic of the pods' sockets, also of pods that share a network namespace. Two small BPF
+//! Traffic of the pods' sockets, even of pods that share a network namespace. Two small BPF
 //! programs at the top of each tree of pods count the packets.
 //!
-//! The kernel runs the programs for every packet of a socket that a process in the tree has made.
-//! Cgroup v2 is required. The key of a count is two cgroup ids: of the cgroup directly below the
-//! tree's top, and of the cgroup a level deeper. The ids belong to a pod and its container, or to a
-//! QoS class and its pod. The programs need not distinguish the two cases.
+//! The kernel runs the programs for every packet of a socket that a process in the tree has made,
+//! which needs cgroup v2. The key of a count is two cgroup ids: that of the cgroup directly below
+//! the tree's top, and that of the cgroup a level deeper. They belong to a pod and its container,
+//! or to a QoS class and its pod, and the programs need not distinguish the two cases.
 //!
 //! A key with only the leaf cgroup's id would save a helper call per packet. But a container can
-//! start and end between two readings, and no pod could then be found for the id. The cgroup of a
-//! pod lasts as long as the pod, so its id always leads to the pod.
+//! start and end between two readings, and then no pod could be found for the id. A pod's cgroup
+//! lasts as long as the pod, so its id always leads there.
 //!
 //! The programs count packets as passed on by the kernel's IP layer: IP header, transport header
 //! and payload, without link header. An interface may segment a packet later, or may have merged
 //! several packets. The headers of a merged packet count once, and the number of packets is the
 //! number of segments.
 //!
-//! Two kinds of packets belong to no pod: packets that the kernel sends without a socket (a reset,
-//! an answer to a ping), and packets of connections in `TIME_WAIT`, whose socket is reduced to a
+//! Two kinds of packets belong to no pod: those that the kernel sends without a socket (a reset, an
+//! answer to a ping), and those of connections in `TIME_WAIT`, whose socket is reduced to a
 //! remnant.
 
 mod program;
@@ -47,7 +47,7 @@ pub struct SocketTcpCounts {
     pub sent: u64,
     /// Segments sent again.
     pub retransmitted: u64,
-    /// The number of times that a retransmission timer expired without an acknowledgment.
+    /// How often a retransmission timer expired without an acknowledgment.
     pub timeouts: u64,
 }
 
@@ -60,7 +60,7 @@ pub struct SocketTraffic {
     pub tcp: SocketTcpCounts,
 }
 
-/// Counts the traffic of the pods in some trees. Dropping the counter ends counting.
+/// Counts the traffic of the pods in some trees, until it is dropped.
 #[derive(Debug)]
 pub struct SocketCounter {
     /// The mount point of cgroup v2.
@@ -78,31 +78,29 @@ pub struct SocketCounter {
     overflowed_packets: u64,
 }
 
-/// The result of a reading.
 #[derive(Debug, Default)]
 pub struct SocketSample {
     /// The traffic of each pod, by the path of the pod's cgroup.
     pub pods: HashMap<String, SocketTraffic>,
-    /// Whether packets found no free entry since the last reading, because the map is full.
+    /// Whether packets have found no free entry since the last reading, because the map is full.
     pub overflowed: bool,
     pub entries: usize,
 }
 
-/// A tree with attached programs. `id` is the id of the tree's cgroup when the programs were
-/// attached.
+/// A tree with attached programs. `id` is the id that its cgroup had when they were attached.
 #[derive(Debug)]
 struct AttachedTree {
     id: u64,
     _links: [ProgramLink; 2],
 }
 
-/// The reason why traffic can't be counted.
+/// Why traffic can't be counted.
 #[derive(Debug, thiserror::Error)]
 pub enum SocketsError {
     /// Cgroup v2 is not mounted.
     #[error("sockets are counted on cgroup v2 only, and cgroup v2 is mounted neither at {} nor at {}/unified", root.display(), root.display())]
     NoHierarchy {
-        /// The directory in which cgroup v2 was searched.
+        /// The directory in which cgroup v2 was expected.
         root: PathBuf,
     },
     #[error(
@@ -114,7 +112,6 @@ pub enum SocketsError {
         /// The mount point.
         hierarchy: PathBuf,
     },
-    /// A BPF operation failed.
     #[error(transparent)]
     Bpf(#[from] BpfError),
     /// A cgroup can't be opened, or the pods' cgroups can't be listed.
@@ -130,8 +127,8 @@ type TrafficMap = PerCpuHash<2, 7>;
 /// Burstable or BestEffort pod.
 pub const DEFAULT_ENTRIES: u32 = 8192;
 
-/// The number of sockets with expired timers in the programs' state. The least recently used socket
-/// is dropped first.
+/// The number of sockets with expired timers in the programs' state. The least recently used one is
+/// dropped first.
 const TIMERS: u32 = 4096;
 
 /// The number of entries per pod up to which entries of ended containers stay in the map.
@@ -182,8 +179,8 @@ impl SocketsError {
 // === impl SocketCounter ===
 
 impl SocketCounter {
-    /// Begins to count in all existing trees, with at most `max_entries` entries. [`SocketCounter::attach`] adds trees
-    /// that appear later.
+    /// Begins to count in all existing trees, with at most `max_entries` entries.
+    /// [`SocketCounter::attach`] adds trees that appear later.
     ///
     /// # Errors
     ///
@@ -201,7 +198,7 @@ impl SocketCounter {
         if id(&hierarchy)? != Some(ROOT_ID) {
             return Err(SocketsError::Part { hierarchy });
         }
-        // A tree inside another tree is left out, because its packets would be counted twice.
+        // A tree inside another one is left out, because its packets would be counted twice.
         let inner = |tree: &String| trees.iter().any(|other| is_below(tree, other));
         let trees = trees.iter().filter(|tree| !inner(tree)).cloned().collect();
         let map = TrafficMap::new("pinfold_sockets", max_entries.saturating_add(1))?;
@@ -257,8 +254,8 @@ impl SocketCounter {
         Ok(())
     }
 
-    /// Reads the traffic of `pods`, by the path of each pod's cgroup. The result omits pods outside
-    /// the counted trees, and pods without a cgroup v2. Entries of removed pods are deleted.
+    /// Reads the traffic of `pods`, by the path of each pod's cgroup. Pods outside the counted
+    /// trees, and those without a cgroup v2, are left out. Entries of removed pods are deleted.
     ///
     /// # Errors
     /// See [`SocketsError`].
@@ -310,11 +307,11 @@ impl SocketCounter {
         Ok(sample)
     }
 
-    /// Adds up and deletes the entries of a pod's ended containers, if the pod has many entries. A
-    /// pod can outlive any number of containers.
+    /// Adds up and deletes the entries of a pod's ended containers, if the pod has many entries,
+    /// because a pod can outlive any number of containers.
     ///
-    /// An entry is deleted if its counts are the same in two readings after the container's end. By
-    /// then the last socket of the container has been closed.
+    /// An entry is deleted once its counts are the same in two readings after the container's end.
+    /// By then the container's last socket has been closed.
     fn add_up_ended(
         &mut self,
         ids: &HashMap<u64, &str>,
@@ -333,7 +330,7 @@ impl SocketCounter {
                 continue;
             };
             let existing: HashSet<u64> = below.iter().map(|entry| entry.inode).collect();
-            // Traffic of the pod's own cgroup has 0 instead of a container's id.
+            // Traffic of the pod's own cgroup has 0 in place of a container's id.
             for (key, counts) in entries
                 .into_iter()
                 .filter(|(key, _)| key[1] != 0 && !existing.contains(&key[1]))
@@ -355,8 +352,9 @@ impl SocketCounter {
     }
 
     /// Deletes the entries of removed pods. The pods are listed after the map was read, so every
-    /// entry belongs to a listed or to a removed pod. Entries of listed pods stay even if the caller
-    /// of [`SocketCounter::sample`] omits the pods. A later call may include the pods again.
+    /// entry belongs to a listed or to a removed pod. Entries of listed pods stay even if the
+    /// caller of [`SocketCounter::sample`] omits the pods, since a later call may include them
+    /// again.
     fn forget(&mut self, cgroups: &Cgroups, others: Vec<TrafficKey>) -> Result<(), SocketsError> {
         if others.is_empty() && self.ended_counts.is_empty() {
             return Ok(());
@@ -382,8 +380,7 @@ impl SocketCounter {
     }
 }
 
-/// The id of a cgroup v2, which is the inode number of its directory. `None` if the cgroup does not
-/// exist.
+/// The id of a cgroup v2, which is the inode number of its directory; `None` if it does not exist.
 fn id(path: &Path) -> Result<Option<u64>, CgroupError> {
     let id = fs::metadata(path).map(|directory| directory.ino());
     ignore_gone(id.map_err(CgroupError::directory("open", path)))

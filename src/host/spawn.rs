@@ -1,9 +1,9 @@
-//! Starts processes as a container runtime does. A process is a member of all cgroups and of the
-//! network namespace before the program's first instruction. A process ends at the latest when this
-//! program ends.
+//! Starts processes as a container runtime does. A process is a member of all its cgroups and of
+//! its network namespace before the first instruction of its program, and ends at the latest when
+//! this program ends.
 //!
-//! The parent opens all files before the fork. Between fork and exec, the child makes only system
-//! calls on open descriptors.
+//! The parent opens all files before the fork, so that between fork and exec, the child makes only
+//! system calls on open descriptors.
 
 #![allow(unsafe_code)]
 
@@ -27,39 +27,38 @@ use nix::unistd::{Pid, getpid, getppid, pipe2, read, write};
 
 use super::netns::Netns;
 
-/// The interval at which [`Process::stop_by`] checks whether the process has ended.
+/// How often [`Process::stop_by`] checks whether the process has ended.
 const STOP_POLL: Duration = Duration::from_millis(10);
 
-/// The description of a process to start.
+/// What to start, and how.
 #[derive(Debug, Clone)]
 pub struct Spawn {
-    /// The path of the program's file.
     pub program: PathBuf,
     /// The arguments, without the program's name.
     pub args: Vec<OsString>,
-    /// The complete environment. The new process inherits no variable from this program.
+    /// The complete environment. The new process inherits nothing from this program.
     pub env: BTreeMap<String, String>,
-    /// The `cgroup.procs` files to join before the program runs: one file per hierarchy, and at most
-    /// 253 files.
+    /// The `cgroup.procs` files to join before the program runs: one per hierarchy, and at most
+    /// 253.
     pub cgroup_procs: Vec<PathBuf>,
-    /// The network namespace to run in. `None` means the namespace of this program.
+    /// The network namespace to run in. `None` means that of this program.
     pub netns: Option<Netns>,
-    /// The target of standard error. Standard output is a pipe to this program; standard input is
+    /// Where standard error goes. Standard output is a pipe to this program; standard input is
     /// empty.
     pub stderr: Stderr,
 }
 
-/// The target of a process's standard error.
+/// Where a process's standard error goes.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub enum Stderr {
     /// The standard error of this program.
     #[default]
     Inherit,
-    /// A file to append to. The file is created if missing.
+    /// A file to append to, which is created if missing.
     File(PathBuf),
 }
 
-/// A started process. Dropping the handle kills the process with SIGKILL and waits for the end.
+/// A started process. Dropping the handle kills it with SIGKILL and waits for its end.
 #[derive(Debug)]
 pub struct Process {
     child: Child,
@@ -68,10 +67,9 @@ pub struct Process {
 /// The thread that starts processes.
 ///
 /// The kernel sends the parent-death signal when the *thread* that forked the child ends, not when
-/// the parent process ends. Therefore a dedicated thread, which lives as long as this handle,
-/// starts all processes. The caller's thread may end earlier. The processes die if this program is
-/// killed. Dropping the handle kills all processes of the launcher, so keep the handle until all
-/// have ended.
+/// the parent process ends. The caller's thread may end early, so a dedicated thread, which lives
+/// as long as this handle, starts all processes. They die if this program is killed. Dropping the
+/// handle kills all of them, too, so keep it until all have ended.
 #[derive(Debug)]
 pub struct Launcher {
     jobs: Option<mpsc::Sender<SpawnJob>>,
@@ -90,17 +88,16 @@ pub struct SpawnError {
 /// A process to start, and the channel for the answer.
 type SpawnJob = (Spawn, mpsc::Sender<Result<Process, SpawnError>>);
 
-// The steps of the child. The child reports the step at which it failed as a byte through a pipe,
-// because the error of a failed start carries only an errno.
+// The steps of the child. It reports the step at which it failed as a byte through a pipe, because
+// the error of a failed start carries only an errno.
 const TIE: u8 = 1;
 const NETNS: u8 = 2;
-/// The first `cgroup.procs` file. The index of the file is added.
+/// The first `cgroup.procs` file; for the others, the index of the file is added.
 const CGROUP: u8 = 3;
 
 // === impl SpawnError ===
 
 impl SpawnError {
-    /// Adds the failed step to an error of the kernel.
     fn at(step: String) -> impl FnOnce(io::Error) -> Self {
         |source| Self {
             step,
@@ -124,7 +121,7 @@ impl Launcher {
             .spawn(move || {
                 run_anywhere();
                 for (spawn, reply) in inbox {
-                    // If the caller panicked, the reply has no receiver. The process is then
+                    // If the caller panicked, nobody receives the reply. The process is then
                     // dropped and killed.
                     let _ = reply.send(start(&spawn));
                 }
@@ -135,8 +132,8 @@ impl Launcher {
         })
     }
 
-    /// Starts a process. Returns after the process has joined all cgroups and the namespace, and
-    /// the kernel has loaded the program.
+    /// Starts a process. Returns once it has joined all cgroups and the namespace, and the kernel
+    /// has loaded the program.
     ///
     /// # Errors
     ///
@@ -161,8 +158,7 @@ impl Launcher {
 
 impl Drop for Launcher {
     fn drop(&mut self) {
-        // A closed inbox ends the thread. The kernel then kills the processes that the thread
-        // started.
+        // A closed inbox ends the thread, and the kernel then kills the processes that it started.
         self.jobs = None;
         if let Some(thread) = self.thread.take() {
             let _ = thread.join();
@@ -191,7 +187,7 @@ impl Process {
         self.child.try_wait()
     }
 
-    /// Waits for the end of the process. Blocks the thread.
+    /// Waits for the end of the process, and blocks the thread meanwhile.
     ///
     /// # Errors
     ///
@@ -200,7 +196,7 @@ impl Process {
         self.child.wait()
     }
 
-    /// Sends a signal to the process. Does nothing after the end of the process.
+    /// Sends a signal to the process, or does nothing if it has ended.
     ///
     /// # Errors
     ///
@@ -241,27 +237,26 @@ impl Drop for Process {
     }
 }
 
-/// Lets the thread and all processes started by the thread run on every CPU of their cgroup. A CPU
-/// mask set at the start of this program, for example by taskset, would otherwise restrict the
-/// processes inside their cgroups.
+/// Lets the thread, and all processes that it starts, run on every CPU of their cgroup. Otherwise a
+/// CPU mask set at the start of this program, for example by taskset, would restrict them inside
+/// their cgroups.
 fn run_anywhere() {
     let mut all = nix::sched::CpuSet::new();
     for cpu in 0..nix::sched::CpuSet::count() {
         // Never fails: the set has room for `count()` CPUs.
         let _ = all.set(cpu);
     }
-    // The kernel refuses only if the cgroup allows no CPU at all. In a cgroup without CPUs no
-    // process could run anyway.
+    // The kernel refuses only if the cgroup allows no CPU at all, and then no process could run
+    // there anyway.
     let _ = nix::sched::sched_setaffinity(Pid::from_raw(0), &all);
 }
 
-/// Starts a process from the calling thread. The end of the thread ends the process.
+/// Starts a process from the calling thread. When this thread ends, so does the process.
 fn start(spawn: &Spawn) -> Result<Process, SpawnError> {
     let program = spawn.program.display();
     let mut procs_files = Vec::with_capacity(spawn.cgroup_procs.len());
     for path in &spawn.cgroup_procs {
-        // The file is neither created nor truncated. A missing file means that the cgroup is
-        // missing.
+        // The file is neither created nor truncated: if it is missing, so is the cgroup.
         let file = OpenOptions::new().write(true).open(path);
         procs_files.push(file.map_err(SpawnError::at(format!(
             "open {}: the cgroup must exist and be writable, which needs root",
@@ -299,7 +294,7 @@ fn start(spawn: &Spawn) -> Result<Process, SpawnError> {
         })
 }
 
-/// The child's steps between fork and exec. The number of a failed step is written to `report`.
+/// The child's steps between fork and exec. If one fails, its number is written to `report`.
 fn join_all(
     parent: Pid,
     netns: Option<&Netns>,
@@ -312,8 +307,8 @@ fn join_all(
         io::Error::from(errno)
     };
     prctl::set_pdeathsig(Signal::SIGKILL).map_err(|errno| failed(TIE, errno))?;
-    // A parent that died before the prctl call sends no signal any more. The child then has a new
-    // parent.
+    // If the parent died before the prctl call, it sends no signal any more, and the child has a
+    // new parent.
     if getppid() != parent {
         return Err(failed(TIE, nix::Error::ESRCH));
     }
@@ -327,7 +322,6 @@ fn join_all(
     Ok(())
 }
 
-/// The step of the child with the given number.
 fn step(spawn: &Spawn, at: u8) -> String {
     let program = spawn.program.display();
     match at {

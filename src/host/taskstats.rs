@@ -1,6 +1,6 @@
 //! [`Taskstats`]: the sum of the scheduler's counts of all threads of a process, including ended
-//! threads. A single request over generic netlink gives the sum. Without the request, the sum would
-//! need two files of each thread.
+//! ones. A single request over generic netlink gives it; otherwise two files of each thread would
+//! have to be read.
 //!
 //! Formats: Documentation/accounting/taskstats.rst and
 //! include/uapi/linux/{taskstats,genetlink,netlink}.h.
@@ -35,8 +35,8 @@ const REQUEST: u16 = 1;
 /// The length of the header of a generic netlink message.
 const GENERIC: usize = 4;
 
-/// The offset of the number of times that threads started to run on a CPU. The number is 0 in a
-/// kernel without delay accounting.
+/// The offset of the number of times that threads started to run on a CPU, which is 0 in a kernel
+/// without delay accounting.
 const RUNS: usize = 16;
 /// Offsets of counters in `struct taskstats`. New fields have only ever been added at the end.
 const RUN_DELAY: usize = 24;
@@ -94,8 +94,9 @@ impl Taskstats {
         Ok(taskstats)
     }
 
-    /// Whether the counts of a process include the context switches of ended threads. A test thread
-    /// sleeps some times and ends. Its context switches must then be part of the process's count.
+    /// Whether the counts of a process include the context switches of ended threads. To find out,
+    /// a test thread sleeps some times and ends; its context switches must then be part of the
+    /// process's count.
     fn counts_ended_threads(&mut self, own: i32) -> io::Result<bool> {
         let waits = |taskstats: &mut Self| -> io::Result<u64> {
             Ok(taskstats
@@ -112,7 +113,7 @@ impl Taskstats {
         Ok(waits(self)?.saturating_sub(before) >= WAITS)
     }
 
-    /// The counts of a process since the start of the process; `None` for a missing process.
+    /// The counts of a process since its start; `None` for a missing process.
     ///
     /// # Errors
     /// The kernel refuses to answer.
@@ -145,7 +146,7 @@ impl Taskstats {
         let length = loop {
             let length = recv(self.socket.as_raw_fd(), &mut self.buffer, MsgFlags::empty())?;
             let mut received = self.buffer.get(..length).unwrap_or_default();
-            // A late answer to an earlier, abandoned request is skipped.
+            // A late answer to an earlier request that was given up.
             let message = netlink::NetlinkMessage::take(&mut received);
             let Some(message) = message.filter(|message| message.sequence == self.sequence) else {
                 continue;

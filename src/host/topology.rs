@@ -1,9 +1,9 @@
 //! Reads a machine's topology from sysfs.
 //!
-//! Every path lies below a root given by the caller, which holds `sys/`; this machine's own root is `/`. Kernels
-//! since 2.6.16 are understood. New kernels have CPU lists, old kernels only masks, and some machines lack whole
-//! directories. A missing file makes the answer coarser and is no error. A file with content that no kernel writes is an
-//! error.
+//! Every path lies below a root given by the caller, which holds `sys/`; this machine's own root is
+//! `/`. Kernels since 2.6.16 are understood: new ones have CPU lists, old ones only masks, and some
+//! machines lack whole directories. A missing file makes the answer coarser and is no error, but
+//! content that no kernel writes is one.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -20,20 +20,19 @@ const KIND_DIRECTORIES: [(&str, CoreKind); 3] = [
     ("cpu_lowpower", CoreKind::LowPower(0)),
 ];
 
-/// CPUs with at least this part of the capacity of the fastest CPU of their kind, in percent, are of the same kind. Cores of
-/// one design differ by a few percent, because some of them reach a higher clock rate.
+/// CPUs with at least this part of the capacity of the fastest CPU of their kind, in percent, are
+/// of the same kind. Cores of one design differ by a few percent, because some of them reach a
+/// higher clock rate.
 const SAME_KIND_PERCENT: i64 = 90;
 
-/// The reason why a machine's topology can't be read.
 #[derive(Debug, thiserror::Error)]
 pub enum TopologyError {
     /// Neither a list of CPUs nor a CPU's directory exists.
     #[error("no CPUs below {}: the root must be a folder that holds sys/, as / does", path.display())]
     NoCpus {
-        /// The directory expected to hold CPUs.
+        /// The directory in which CPUs were expected.
         path: PathBuf,
     },
-    /// An existing file or directory can't be read.
     #[error(transparent)]
     File(#[from] FileError),
     /// A file holds no CPU ids where CPU ids are expected.
@@ -42,7 +41,6 @@ pub enum TopologyError {
         path: PathBuf,
         /// The file's text.
         text: String,
-        /// The parser's error.
         source: ParseCpuSetError,
     },
     /// A file has content that no kernel writes.
@@ -55,10 +53,9 @@ pub enum TopologyError {
     },
 }
 
-/// The reason why the host's online CPUs are unknown.
+/// Why the host's online CPUs are unknown.
 #[derive(Debug, thiserror::Error)]
 pub enum OnlineError {
-    /// The file could not be read.
     #[error("cannot read the host's online CPUs from {}: mount sysfs there", path.display())]
     Read {
         path: PathBuf,
@@ -74,7 +71,6 @@ pub enum OnlineError {
     },
 }
 
-/// The result of reading a part of the topology.
 type Result<T, E = TopologyError> = std::result::Result<T, E>;
 
 /// The texts of the files that change when a CPU or a NUMA node goes offline or comes online.
@@ -84,8 +80,8 @@ pub struct HotplugState([Option<Vec<u8>>; 4]);
 // === impl HotplugState ===
 
 impl HotplugState {
-    /// Reads the files of the machine whose `sys/` lies in `root`. A missing or unreadable file is recorded as
-    /// `None`.
+    /// Reads the files of the machine whose `sys/` lies in `root`. A file that is missing or can't
+    /// be read counts as `None`.
     pub fn read(root: &Path) -> Self {
         let files = [
             "cpu/online",
@@ -130,13 +126,13 @@ pub fn read(root: &Path) -> Result<Topology> {
         isolated,
         ..TopologyFacts::default()
     };
-    // The CPUs of each socket by the socket's id, for kernels without lists of a socket's CPUs. The id is -1 on
-    // machines without socket ids.
+    // The CPUs of each socket by its id, for kernels without lists of a socket's CPUs. The id is -1
+    // on machines without socket ids.
     let mut packages: BTreeMap<i64, CpuSet> = BTreeMap::new();
     for cpu in facts.online.iter() {
         let directory = cpus.join(format!("cpu{cpu}"));
         let topology = directory.join("topology");
-        // A CPU is added to its own list, whatever the file holds. No list is empty.
+        // A CPU is added to its own list, whatever the file holds, so that no list is empty.
         let with_self = |mut list: CpuSet| {
             list.insert(cpu);
             list
@@ -173,7 +169,7 @@ pub fn read(root: &Path) -> Result<Topology> {
 
 /// The online CPUs, and the CPUs that are present and offline.
 ///
-/// The kernel's own `offline` file is not used, because the file also names possible ids without a CPU.
+/// The kernel's own `offline` file is no help, because it also names possible ids without a CPU.
 fn online_and_offline(cpus: &Path) -> Result<(CpuSet, CpuSet)> {
     let directories = || numbered(cpus, "cpu").map(CpuSet::from_iter);
     let present = match list(&cpus.join("present"))? {
@@ -210,8 +206,8 @@ fn online_and_offline(cpus: &Path) -> Result<(CpuSet, CpuSet)> {
 
 /// The CPUs that share the highest data or unified cache of a CPU, from the CPU's `cache` directory.
 ///
-/// `None` if the directory is missing, or the highest cache does not list its CPUs. A lower cache would not be the last
-/// level.
+/// `None` if the directory is missing, or the highest cache does not list its CPUs. A lower cache
+/// would not be the last level.
 fn last_level_cache(directory: &Path) -> Result<Option<CpuSet>> {
     let mut last: Option<(i64, PathBuf)> = None;
     for index in numbered(directory, "index")? {
@@ -347,7 +343,7 @@ fn memory(path: &Path) -> Result<Option<u64>> {
     Ok(total)
 }
 
-/// The CPUs from the first existing file: lists first, then masks.
+/// The CPUs from the first file that exists: lists first, then masks.
 fn first_of(directory: &Path, lists: &[&str], masks: &[&str]) -> Result<Option<CpuSet>> {
     for name in lists {
         if let Some(cpus) = list(&directory.join(name))? {
@@ -410,7 +406,7 @@ fn text(path: &Path) -> Result<Option<String>> {
     Ok(text.map(|text| text.trim_matches(outside).to_owned()))
 }
 
-/// The numbers N of the entries `<prefix>N` of a directory, ascending; empty if the directory does not exist.
+/// The numbers N of a directory's entries `<prefix>N`, ascending; empty if it does not exist.
 fn numbered(directory: &Path, prefix: &str) -> Result<Vec<u32>> {
     let entries = file::list_optional(directory).map_err(FileError::reading(directory))?;
     // Names like `cpufreq` share the prefix and are skipped. No id is above the largest CPU id.

@@ -1,4 +1,4 @@
-//! Inotify watches that report changes in directories: the directory of pod manifests, or the tree of
+//! Inotify watches that report changes in directories: that of the pod manifests, or the tree of
 //! cgroups.
 
 use std::collections::{BTreeSet, HashMap};
@@ -17,7 +17,6 @@ use tokio::time::Instant;
 
 use super::file;
 
-/// The inotify events to watch for in each directory.
 const CHANGES: WatchMask = WatchMask::CREATE
     .union(WatchMask::DELETE)
     .union(WatchMask::MOVED_FROM)
@@ -39,8 +38,7 @@ pub struct Watch {
     covered: HashMap<PathBuf, WatchedDirectory>,
     directories: HashMap<WatchDescriptor, PathBuf>,
     /// Why a directory could not be watched, for example because the limit of inotify watches was
-    /// reached. The next change of the directories triggers another attempt, and so does
-    /// [`RETRY`].
+    /// reached. The next change of the directories triggers another attempt, and so does [`RETRY`].
     problem: Option<String>,
     /// When the last attempt to watch a directory failed.
     failed_at: Instant,
@@ -53,7 +51,7 @@ const RETRY: Duration = Duration::from_secs(30);
 #[derive(Debug)]
 struct WatchedDirectory {
     inode: u64,
-    /// The inotify watches of the directory and of the file in the directory.
+    /// The inotify watches of the directory and of the file in it.
     watched: Vec<WatchDescriptor>,
     /// In a directory above the root, the only name whose events matter.
     only: Option<OsString>,
@@ -70,7 +68,7 @@ impl WatchedDirectory {
     ) {
         for watched in self.watched.drain(..) {
             directories.remove(&watched);
-            // The kernel may already have ended the watch. The error is harmless then.
+            // The kernel may already have ended the watch, so an error is harmless.
             let _ = watches.remove(watched);
         }
     }
@@ -96,10 +94,9 @@ struct WatchEvents {
 // === impl Watch ===
 
 impl Watch {
-    /// Watches `root` and directories up to `depth` levels below `root`.
+    /// Watches `root` and directories up to `depth` levels below it.
     ///
-    /// If `root` does not exist yet, the watch waits at the nearest existing directory above
-    /// `root`.
+    /// If `root` does not exist yet, the watch waits at the nearest existing directory above it.
     ///
     /// # Errors
     /// Inotify reports an error, for example because the limit of instances is reached.
@@ -134,8 +131,7 @@ impl Watch {
 
     /// Waits for a change, and returns all changes so far.
     ///
-    /// Cancel safe: no change is lost, because the function awaits nothing between a change and the
-    /// return.
+    /// Cancel safe: no change is lost, because nothing is awaited between a change and the return.
     ///
     /// # Errors
     /// Inotify reports an error. The watch is unusable afterwards.
@@ -148,13 +144,14 @@ impl Watch {
         }
     }
 
-    /// Waits until [`Watch::take`] may return changes. The future does not borrow the watch, so that others can take the changes
-    /// meanwhile. [`Watch::take`] may then return `None`.
+    /// Waits until [`Watch::take`] may return changes. The future does not borrow the watch, so
+    /// others can take the changes meanwhile, and [`Watch::take`] may then return `None`.
     pub fn wait(&self) -> impl Future<Output = io::Result<()>> + Send + use<> {
         let readable = Arc::clone(&self.readable);
         let has_problem = self.problem.is_some();
         async move {
-            // The readiness is cleared before the events are read, so an event that comes meanwhile makes the descriptor ready again.
+            // The readiness is cleared before the events are read, so an event that comes meanwhile
+            // makes the descriptor ready again.
             let is_readable = async {
                 let mut ready = readable.readable().await?;
                 ready.clear_ready();
@@ -169,8 +166,9 @@ impl Watch {
         }
     }
 
-    /// Returns all changes so far without waiting; `None` without a change. Included is each creation, removal and close that has
-    /// returned before this call. The kernel tells of its own changes, for example to a partition, a little later.
+    /// Returns all changes so far without waiting; `None` if there are none. Every creation,
+    /// removal and close that has returned before this call is included. The kernel tells of its
+    /// own changes, for example to a partition, a little later.
     ///
     /// # Errors
     /// Inotify reports an error. The watch is unusable afterwards.
@@ -180,7 +178,7 @@ impl Watch {
             self.note(&event, &mut events);
         }
         if !events.directories.is_empty() && self.problem.take().is_some() {
-            // What happened in the directories without a watch is unknown.
+            // Nobody knows what happened in the directories without a watch.
             events.changes.all = true;
             events.directories.insert(self.root.clone());
         }
@@ -188,8 +186,8 @@ impl Watch {
             events.directories = BTreeSet::from([self.root.clone()]);
         }
         for directory in &events.directories {
-            // A new directory may get subdirectories before the directory's watch exists. The
-            // loop therefore runs until no new directory is found.
+            // A new directory may get subdirectories before it is watched, so this goes on until no
+            // new directory is found.
             while self.cover(directory) {}
         }
         if self.problem.is_some() && self.failed_at.elapsed() >= RETRY {
@@ -211,14 +209,13 @@ impl Watch {
         }
     }
 
-    /// Why changes in some directories are not noticed, with the remedy; `None` if all directories
-    /// are watched.
+    /// Why changes in some directories are not noticed, with the remedy; `None` if all are watched.
     pub fn problem(&self) -> Option<&str> {
         self.problem.as_deref()
     }
 
-    /// Tries again to watch all directories. Returns whether a directory was added, or the problem
-    /// has ended.
+    /// Tries again to watch all directories. Returns whether one was added, or the problem has
+    /// ended.
     fn cover_again(&mut self) -> bool {
         let had = self.problem.take();
         let mut new = false;
@@ -249,9 +246,9 @@ impl Watch {
         events.changes.all |= above;
         events.changes.directories.insert(directory.clone());
         if ended {
-            // A new directory at the same path may have the same inode, and needs a new watch. At
-            // the removal of a cgroup, a kernel may end only the watch of the file, and keep the
-            // watch of the cgroup.
+            // A new directory at the same path may have the same inode, and needs a new watch. When
+            // a cgroup is removed, a kernel may end only the watch of the file, and keep that of
+            // the cgroup.
             covered.watched.retain(|watched| *watched != event.wd);
             covered.remove_watches(&mut self.watches, &mut self.directories);
             self.directories.remove(&event.wd);
@@ -264,17 +261,18 @@ impl Watch {
         } else if event.mask.contains(EventMask::ISDIR)
             && let Some(name) = &event.name
         {
-            // Whatever happens inside before the new directory is watched counts as a change of the directory.
+            // Whatever happens inside before the new directory is watched counts as a change of the
+            // directory.
             events.changes.directories.insert(directory.join(name));
             events.directories.insert(directory.join(name));
         }
     }
 
     /// Watches all existing directories at and below `below`, and removes the watches of missing
-    /// directories. Returns whether a directory was new.
+    /// ones. Returns whether a directory was new.
     ///
-    /// The kernel keeps the watch of a removed cgroup, and the memory behind the watch, until
-    /// Pinfold removes the watch. The kernel sends no event about the end of the cgroup itself.
+    /// The kernel keeps the watch of a removed cgroup, and the memory behind it, until Pinfold
+    /// removes it, and sends no event about the end of the cgroup itself.
     fn cover(&mut self, below: &Path) -> bool {
         let (found, all) = (self.find(below), below == self.root);
         let (watches, directories) = (&mut self.watches, &mut self.directories);
@@ -295,8 +293,8 @@ impl Watch {
         new
     }
 
-    /// The existing directories at and below `below`. If `below` is the root, the nearest existing
-    /// directory above the root is included.
+    /// The existing directories at and below `below`. If that is the root, the nearest existing
+    /// directory above it is included.
     fn find(&self, below: &Path) -> FoundDirectories {
         let mut found = HashMap::new();
         let all = below == self.root;
@@ -330,7 +328,7 @@ impl Watch {
         found
     }
 
-    /// Notes why a directory is not watched. A directory that has ended needs no watch.
+    /// Notes why a directory is not watched. One that has ended needs no watch.
     fn note_failure(&mut self, error: io::Error) {
         if error.kind() != io::ErrorKind::NotFound {
             self.failed_at = Instant::now();
@@ -343,7 +341,7 @@ impl Watch {
         }
     }
 
-    /// Watches a directory. Returns whether the directory could be watched.
+    /// Watches a directory. Returns whether that was possible.
     fn add(&mut self, path: PathBuf, inode: u64, only: Option<OsString>) -> bool {
         let mut watched = match self.watches.add(&path, CHANGES) {
             Ok(watched) => vec![watched],
@@ -352,7 +350,7 @@ impl Watch {
                 return false;
             }
         };
-        // Some kernels and some cgroups lack the file. The watch of the directory is enough then.
+        // Some kernels and some cgroups lack the file. Then the watch of the directory is enough.
         if let Some(file) = self.file.filter(|_| only.is_none()) {
             match self.watches.add(path.join(file), WatchMask::MODIFY) {
                 Ok(file) => watched.push(file),
@@ -360,7 +358,7 @@ impl Watch {
             }
         }
         for watched in &watched {
-            // A renamed directory keeps the same watch. The old path is no longer covered.
+            // A renamed directory keeps the same watch, and the old path is no longer covered.
             let before = self.directories.insert(watched.clone(), path.clone());
             if let Some(before) = before.filter(|before| *before != path) {
                 self.covered.remove(&before);
@@ -378,7 +376,8 @@ impl Watch {
 
 /// Registers a descriptor, so that tasks can wait until it is readable.
 fn registered(descriptor: OwnedFd) -> io::Result<AsyncFd<OwnedFd>> {
-    // SAFETY: the descriptor is open, and an `OwnedFd` keeps it open, and the same, until it is dropped.
+    // SAFETY: the descriptor is open, and an `OwnedFd` keeps it open, and the same, until it is
+    // dropped.
     #[allow(unsafe_code)]
     let registered = unsafe { AsyncFd::register_with_interest(descriptor, Interest::READABLE) };
     Ok(registered?)
@@ -397,7 +396,7 @@ fn limit_named(error: io::Error, limit: &str) -> io::Error {
     ))
 }
 
-/// Finds a directory and the directories up to `depth` levels below, with their inodes.
+/// Finds a directory and those up to `depth` levels below, with their inodes.
 fn descend(dir: &Path, inode: u64, depth: usize, found: &mut FoundDirectories) {
     found.insert(dir.to_owned(), (inode, None));
     if depth == 0 {
@@ -413,7 +412,7 @@ fn descend(dir: &Path, inode: u64, depth: usize, found: &mut FoundDirectories) {
 mod tests {
     use super::*;
 
-    /// The time limit for an event. Only a failure uses the time.
+    /// The time limit for an event, which only a failure uses up.
     const PATIENCE: Duration = Duration::from_secs(60);
 
     #[tokio::test]
@@ -539,8 +538,8 @@ mod tests {
         std::fs::create_dir_all(root.join("burstable/pod1")).unwrap();
         watch.changed().await.unwrap();
         std::fs::create_dir(root.join("burstable/pod1/c0ffee")).unwrap();
-        // Events of the directories above may still be queued. The test therefore waits for the
-        // state, not for an event.
+        // Events of the directories above may still be queued, so the test waits for the state, not
+        // for an event.
         while !root.join("burstable/pod1/done").exists() {
             tokio::time::timeout(PATIENCE, watch.changed())
                 .await

@@ -1,4 +1,5 @@
-//! Changes that a plugin asks for: [`ContainerAdjustment`] for a new container, [`CpuChange`] for an existing container.
+//! Changes that a plugin asks for: [`ContainerAdjustment`] for a new container, [`CpuChange`] for
+//! an existing one.
 
 use std::collections::BTreeMap;
 
@@ -8,7 +9,6 @@ use crate::cpu::CpuSet;
 /// Changes to a container's CPUs. `None` and the empty set change nothing.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct CpuChange {
-    /// The CPU set.
     pub cpus: Option<CpuSet>,
     /// The NUMA nodes of the container's memory.
     pub mems: Option<CpuSet>,
@@ -28,14 +28,13 @@ pub struct QuotaChange {
 /// Changes to a container that is being created. The default changes nothing.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct ContainerAdjustment {
-    /// Environment variables. A variable of the container is overwritten, so leave out the names that the container
-    /// has.
+    /// Environment variables. They overwrite the container's, so leave out the names that it has.
     ///
-    /// A name with a leading `-` would delete a variable. Such names are left out, for annotations too.
+    /// A name with a leading `-` would delete a variable. Such names are left out, for annotations
+    /// too.
     pub env: BTreeMap<String, String>,
-    /// Annotations of the container at the runtime. Kubernetes does not see the annotations.
+    /// Annotations of the container at the runtime. Kubernetes does not see them.
     pub annotations: BTreeMap<String, String>,
-    /// Changes to the CPUs.
     pub cpu: CpuChange,
 }
 

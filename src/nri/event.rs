@@ -1,7 +1,7 @@
 //! [`Event`]: events of a container runtime, and [`PluginRequest`]: the runtime's requests, decoded.
 //!
-//! Newer runtimes have a method for each event. Older runtimes send most events by the method `StateChange`. Both
-//! forms decode to the same request; only the method's name in logs differs.
+//! Newer runtimes have a method for each event, while older ones send most events by the method
+//! `StateChange`. Both forms decode to the same request; only the method's name in logs differs.
 
 use std::collections::BTreeSet;
 use std::fmt;
@@ -13,8 +13,8 @@ use super::proto::{
 
 /// An event of the container runtime, with the protocol's number.
 ///
-/// A plugin can't subscribe to events 12 to 14, which concern pod resources and the validation of adjustments. A
-/// runtime refuses a plugin that subscribes to an event unknown to the runtime.
+/// A plugin can't subscribe to events 12 to 14, which concern pod resources and the validation of
+/// adjustments, because a runtime refuses a plugin that subscribes to an event it doesn't know.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[repr(u8)]
 pub enum Event {
@@ -27,7 +27,7 @@ pub enum Event {
     CreateContainer = 4,
     /// A container was created, with the adjustments of all plugins.
     PostCreateContainer = 5,
-    /// A container is about to start: the cgroup exists, the program has not begun.
+    /// A container is about to start: its cgroup exists, but the program has not begun.
     StartContainer = 6,
     /// A container's program runs.
     PostStartContainer = 7,
@@ -65,7 +65,8 @@ impl Event {
         self >= Self::CreateContainer
     }
 
-    /// Whether every runtime has a separate method for the event. The method's answer can change containers.
+    /// Whether every runtime has a separate method for the event, whose answer can change
+    /// containers.
     fn has_own_method(self) -> bool {
         matches!(
             self,
@@ -74,15 +75,15 @@ impl Event {
     }
 }
 
-/// The event's name, which is also the name of the event's method.
+/// The event's name, which is also that of its method.
 impl fmt::Display for Event {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         fmt::Debug::fmt(self, f)
     }
 }
 
-/// The event mask of the answer to Configure. Runtimes read an empty mask as all events, so the mask of an
-/// empty set has a rare event.
+/// The event mask of the answer to Configure. Runtimes read an empty mask as all events, so the
+/// mask of an empty set has a rare event.
 pub(super) fn event_mask(events: &EventSet) -> i32 {
     let bit = |event: &Event| 1_i32 << (*event as i32 - 1);
     match events.iter().map(bit).sum::<i32>() {
@@ -117,9 +118,9 @@ impl fmt::Display for RuntimeInfo {
 
 #[derive(Debug, Clone, PartialEq)]
 pub enum PluginRequest {
-    /// The runtime's description. The answer has the plugin's events.
+    /// The runtime's description, answered with the plugin's events.
     Configure(RuntimeInfo),
-    /// All existing pods and containers, or a part of the list.
+    /// All existing pods and containers, or a part of them.
     Synchronize {
         pods: Vec<PodSandbox>,
         containers: Vec<Container>,
@@ -130,17 +131,15 @@ pub enum PluginRequest {
     Shutdown,
     /// An event, before or after the change.
     Event(Event, Box<EventRequest>),
-    /// A request that the plugin ignores. The answer is the empty message.
+    /// A request that the plugin ignores, and answers with the empty message.
     Other,
 }
 
-/// The reason why the plugin can't answer a request.
+/// Why the plugin can't answer a request.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum RequestError {
-    /// The service or the method is unknown.
     #[error("{service}/{method} is not implemented by this plugin")]
     Unknown { service: String, method: String },
-    /// The message can't be decoded.
     #[error("the message of {method} can't be read: {source}")]
     InvalidRequest {
         method: String,
@@ -178,8 +177,8 @@ impl PluginRequest {
             (PLUGIN_SERVICE, "UpdatePodSandbox" | "PostUpdatePodSandbox", _) => Ok(Self::Other),
             (PLUGIN_SERVICE, _, Some(event)) => {
                 let CreateContainerRequest { pod, container } = decode(method, payload)?;
-                // The requests of all events number their fields alike. `UpdatePodSandbox` numbers the fields
-                // differently, and is no [`Event`].
+                // The requests of all events number their fields alike, except for
+                // `UpdatePodSandbox`, which is no [`Event`].
                 Self::event(event, pod, container)
             }
             _ => Err(RequestError::Unknown {
@@ -228,7 +227,8 @@ fn state_change(payload: &[u8]) -> Result<PluginRequest, RequestError> {
         pod,
         container,
     } = decode("StateChange", payload)?;
-    // Unknown event numbers come from newer runtimes. Events with a separate method never use `StateChange`.
+    // Unknown event numbers come from newer runtimes. Events with a separate method never use
+    // `StateChange`.
     let mut events = Event::ALL.into_iter();
     match events.find(|known| *known as i32 == event) {
         Some(event) if !event.has_own_method() => PluginRequest::event(event, pod, container),

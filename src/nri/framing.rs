@@ -2,24 +2,24 @@
 //!
 //! # The multiplexer
 //!
-//! Two byte streams share one socket. Each frame names the channel that the frame belongs to.
+//! Two byte streams share one socket, and each frame names the channel to which it belongs.
 //!
-//! A frame is a header of eight bytes and a payload. The header holds the channel and the payload's length, both
-//! big-endian. A payload is any part of the channel's stream: the borders of frames say nothing about the borders of
-//! messages. [`Demux`] therefore buffers no payload and passes all bytes on at once. [`MessageDecoder`] buffers the
-//! data of a message, up to [`MAX_MESSAGE_DATA`].
+//! A frame is a header of eight bytes and a payload. The header holds the channel and the payload's
+//! length, both big-endian. A payload is any part of the channel's stream, so the borders of frames
+//! say nothing about the borders of messages. [`Demux`] therefore buffers no payload and passes all
+//! bytes on at once. [`MessageDecoder`] buffers the data of a message, up to [`MAX_MESSAGE_DATA`].
 //!
 //! # ttrpc
 //!
 //! Requests and responses on a channel, each a header of ten bytes and a protobuf message.
 //!
-//! The header holds the length of the data and the number of the stream, both big-endian, then the message type and
-//! flags. A stream is one call: a response carries the number of the request. The caller of a channel numbers the
-//! calls 1, 3, 5 and so on.
+//! The header holds the length of the data and the number of the stream, both big-endian, then the
+//! message type and flags. A stream is one call: a response carries the number of its request. The
+//! caller of a channel numbers its calls 1, 3, 5 and so on.
 //!
-//! The framing is written by hand because the framing is small. The `ttrpc` crate could run over two pipes. But the
-//! crate needs `protoc`, or a second protobuf library with a generator. The crate also brings virtual machine
-//! sockets, and decides on its own how to answer unexpected requests.
+//! The framing is written by hand because it is small. The `ttrpc` crate could run over two pipes,
+//! but it needs `protoc`, or a second protobuf library with a generator. It also brings virtual
+//! machine sockets, and decides on its own how to answer unexpected requests.
 
 use prost::Message as _;
 
@@ -35,8 +35,8 @@ pub const FRAME_HEADER_LEN: usize = 8;
 /// The longest payload of a frame: the header and the data of the longest message.
 pub const MAX_FRAME_PAYLOAD: usize = MESSAGE_HEADER_LEN + MAX_MESSAGE_DATA;
 
-/// The longest first frame of a message. The runtimes' reader takes a frame in a single read or fails. The reader's
-/// buffer for the start of a message has this length.
+/// The longest first frame of a message. The runtimes' reader takes a frame in a single read or
+/// fails, and its buffer for the start of a message has this length.
 const MAX_FIRST_FRAME: usize = 4096;
 
 /// A frame that is longer than every message of the protocol.
@@ -46,7 +46,6 @@ const MAX_FIRST_FRAME: usize = 4096;
 )]
 pub struct OversizedFrame {
     pub channel: u32,
-    /// The payload's length.
     pub length: usize,
 }
 
@@ -75,7 +74,7 @@ impl Demux {
     /// The next bytes of a channel, removed from the front of `bytes`; `None` if `bytes` is used up.
     ///
     /// # Errors
-    /// A frame is longer than any message. The rest of the stream is unusable.
+    /// A frame is longer than any message, so the rest of the stream is unusable.
     pub fn next<'a>(
         &mut self,
         bytes: &mut &'a [u8],
@@ -110,7 +109,7 @@ impl Demux {
     }
 }
 
-/// Moves as many bytes as fit from the front of `bytes`. Returns the number of bytes.
+/// Moves as many bytes as fit from the front of `bytes`, and returns how many.
 fn fill(into: Option<&mut [u8]>, bytes: &mut &[u8]) -> usize {
     let into = into.unwrap_or_default();
     let length = into.len().min(bytes.len());
@@ -176,7 +175,8 @@ pub struct RpcMessage {
     /// The number of the call.
     pub stream: u32,
     pub kind: MessageType,
-    /// The message's data. Data longer than [`MAX_MESSAGE_DATA`] are skipped, and only the length is kept.
+    /// The message's data. If they are longer than [`MAX_MESSAGE_DATA`], they are skipped, and only
+    /// their length is kept.
     pub data: Result<Vec<u8>, usize>,
 }
 
@@ -282,7 +282,7 @@ pub struct RpcStatus {
 pub enum StatusCode {
     /// The call succeeded.
     Ok = 0,
-    /// A plugin refused the call. The message has the plugin's words.
+    /// A plugin refused the call. The message has its words.
     Unknown = 2,
     /// The request can't be read.
     InvalidArgument = 3,
@@ -320,7 +320,7 @@ impl RpcResponse {
         }
     }
 
-    /// The response to `stream`, as bytes. A response that is too long becomes an error response.
+    /// The response to `stream`, as bytes. If it is too long, it becomes an error response.
     pub fn encode(&self, stream: u32) -> Vec<u8> {
         let encode = |response: &Self| {
             let data = response.encode_to_vec();

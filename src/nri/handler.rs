@@ -37,8 +37,9 @@ pub(super) async fn event<P: Plugin>(
     answer_in_time(plugin, handler, &call, deadline, limit).await
 }
 
-/// The handler's answer. `limit` is the time from the request to the deadline. At the deadline, the handler is cancelled at one of its `await`s, and
-/// [`Plugin::unanswered`] answers: an empty answer, or a refusal.
+/// The handler's answer. `limit` is the time from the request to the deadline. At the deadline, the
+/// handler is cancelled at one of its `await`s, and [`Plugin::unanswered`] answers: an empty
+/// answer, or a refusal.
 async fn answer_in_time<P: Plugin>(
     plugin: &P,
     handler: impl Future<Output = Result<Vec<u8>, Refusal>>,

@@ -7,9 +7,9 @@ use crate::pod::Pod;
 
 /// The sandboxes and containers of a container runtime.
 ///
-/// An event names one container. The inventory remembers the pod's remaining containers. A plugin adds and removes
-/// containers in its handlers, and asks for whole pods. A query for one pod takes the same time on a full node as
-/// on an empty node.
+/// An event names one container, so the inventory remembers the pod's others. A plugin adds and
+/// removes containers in its handlers, and asks for whole pods. A query for one pod takes the same
+/// time on a full node as on an empty one.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct Inventory {
     /// The sandboxes by id.
@@ -20,8 +20,8 @@ pub struct Inventory {
     containers: BTreeMap<String, BTreeMap<u64, Container>>,
     /// The keys in `containers`, by a container's id: its sandbox's id and its number.
     keys: BTreeMap<String, (String, u64)>,
-    /// The names of the removed containers, by their sandbox's id. A container that is created again has its name here no
-    /// longer.
+    /// The names of the removed containers, by their sandbox's id. Once a container is created
+    /// again, its name is here no longer.
     removed: BTreeMap<String, BTreeSet<String>>,
     /// The number of the latest container. Numbers increase with each new container.
     last_number: u64,
@@ -32,8 +32,9 @@ pub struct Inventory {
 impl Inventory {
     /// Replaces all sandboxes and containers by the runtime's lists from [`synchronize`](super::Plugin::synchronize).
     ///
-    /// A runtime lists containers in any order. A running container counts as newer than a created container that does not
-    /// run: a runtime that was killed during a creation lists the unfinished container until the kubelet removes it.
+    /// A runtime lists containers in any order. A running container counts as newer than one that
+    /// was created and does not run, because a runtime that was killed during a creation lists the
+    /// unfinished container until the kubelet removes it.
     pub fn replace(&mut self, pods: Vec<PodSandbox>, mut containers: Vec<Container>) {
         *self = Self::default();
         pods.into_iter().for_each(|pod| self.put_pod(pod));
@@ -53,8 +54,8 @@ impl Inventory {
         self.by_uid.insert(key);
     }
 
-    /// Adds a container and its sandbox, or replaces their earlier descriptions. The latest event of a container has its
-    /// current resources.
+    /// Adds a container and its sandbox, or replaces their earlier descriptions, because the latest
+    /// event of a container has its current resources.
     pub fn put(&mut self, pod: PodSandbox, container: Container) {
         self.put_pod(pod);
         self.put_container(container);
@@ -76,7 +77,8 @@ impl Inventory {
         siblings.insert(number, container);
     }
 
-    /// Notes that a container has stopped. Until it is removed, the runtime may still report another instance with its name.
+    /// Notes that a container has stopped. Until it is removed, the runtime may still report
+    /// another instance with its name.
     pub fn stop(&mut self, container: &str) {
         let stopped = self
             .keys
@@ -115,7 +117,7 @@ impl Inventory {
         removed.flatten().map(String::as_str)
     }
 
-    /// The names of a sandbox's containers that have stopped and were not removed so far.
+    /// The names of a sandbox's containers that have stopped and have not been removed so far.
     pub fn stopped(&self, sandbox: &str) -> impl Iterator<Item = &str> {
         let stopped = ContainerState::Stopped as i32;
         let containers = self.containers.get(sandbox).into_iter();
@@ -157,7 +159,8 @@ impl Inventory {
         Some(pod(self.sandboxes.get(sandbox)?, containers))
     }
 
-    /// The sandboxes of a pod, by the pod's uid at the runtime. A pod has two sandboxes while one replaces the other.
+    /// The sandboxes of a pod, by its uid at the runtime. A pod has two while one replaces the
+    /// other.
     pub fn sandboxes_of<'a>(&'a self, uid: &'a str) -> impl Iterator<Item = &'a PodSandbox> {
         let from = self.by_uid.range((uid.to_owned(), String::new())..);
         from.take_while(move |(of, _)| of == uid)
@@ -288,8 +291,8 @@ mod tests {
             Some("4")
         );
         assert_eq!(inventory.container("4").unwrap().0.name, "pod-p");
-        // The newer container counts from its creation on, whatever its id. The runtime may give no time and keep
-        // the older container.
+        // The newer container counts from its creation on, whatever its id. The runtime may give no
+        // time and keep the older one.
         let known = |inventory: &Inventory| {
             inventory
                 .pod("p")
@@ -309,13 +312,13 @@ mod tests {
             },
         );
         assert_eq!(known(&inventory).as_deref(), Some("3b"));
-        // Another event of the older container makes the older container no newer.
+        // Another event of the older container doesn't make it newer.
         inventory.put(sandbox("p"), container("4", "ps", "p"));
         assert_eq!(known(&inventory).as_deref(), Some("3b"));
         inventory.remove("3b");
         inventory.remove_pod("p");
         assert_eq!((inventory.pod("p"), inventory.container("4")), (None, None));
-        // A sandbox that was made anew is a second sandbox of the same pod.
+        // A sandbox that was made anew is a second one of the same pod.
         for id in ["s", "t"] {
             let of_pod = PodSandbox {
                 uid: "uid".to_owned(),

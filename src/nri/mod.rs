@@ -1,7 +1,8 @@
 //! NRI, the container runtimes' plugin protocol.
 //!
-//! containerd and CRI-O ask plugins before a container is created and started, and report later changes. [`serve()`] is the
-//! plugin's half of the protocol; a [`Plugin`] answers. The module decides nothing and knows no policy.
+//! containerd and CRI-O ask plugins before a container is created and started, and report later
+//! changes. [`serve()`] is the plugin's half of the protocol, and a [`Plugin`] answers. The module
+//! decides nothing and knows no policy.
 //!
 //! ```text
 //!  the runtime's socket <──> serve (connects forever) ── ConnectionState ──> the agent
@@ -39,12 +40,13 @@
 //! | an event without a subscription, or from a newer protocol | answered by an empty message |
 //! | a runtime that reads nothing for 10 s | the end of the connection |
 //!
-//! A runtime drops a plugin that does not answer in time (2 s by default), and goes on *without* the plugin: containers are
-//! then created unadjusted. A handler's deadline is therefore three quarters of the runtime's limit. The plugin chooses the
-//! answer after the deadline.
+//! A runtime drops a plugin that does not answer in time (2 s by default), and goes on *without*
+//! it, so containers are then created unadjusted. A handler's deadline is therefore three quarters
+//! of the runtime's limit. The plugin chooses what is answered after the deadline.
 //!
-//! [`pod()`] makes a [`pod::Pod`](crate::pod::Pod) from a runtime's description, and is the only part that knows pods of
-//! Kubernetes. An event names one container; an [`Inventory`] remembers the pod's other containers.
+//! [`pod()`] makes a [`pod::Pod`](crate::pod::Pod) from a runtime's description, and is the only
+//! part that knows pods of Kubernetes. An event names one container; an [`Inventory`] remembers the
+//! pod's others.
 //!
 //! # Example
 //!

@@ -8,19 +8,19 @@ use tokio::time::Instant;
 
 use super::{Container, ContainerAdjustment, CpuChange, Event, EventRequest, EventSet, PodSandbox};
 
-/// A refusal, as text. The runtime passes the text on, and `kubectl describe pod` shows the text.
+/// A refusal, as text. The runtime passes it on, and `kubectl describe pod` shows it.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{0}")]
 pub struct Refusal(String);
 
-/// The longest text of a refusal, in characters. The text becomes part of a Kubernetes Event, whose message has at most
-/// 1 KiB.
+/// The longest text of a refusal, in characters. It becomes part of a Kubernetes Event, whose
+/// message has at most 1 KiB.
 const LONGEST_REFUSAL: usize = 800;
 
 // === impl Refusal ===
 
 impl Refusal {
-    /// A refusal with a text. Name the object and the remedy in the text.
+    /// A refusal with a text, which should name the object and the remedy.
     pub fn new(words: impl Into<String>) -> Self {
         let mut words = words.into();
         if let Some((end, _)) = words.char_indices().nth(LONGEST_REFUSAL) {
@@ -67,30 +67,31 @@ impl fmt::Display for UnansweredCall<'_> {
 
 /// The handlers that answer the runtime.
 ///
-/// The runtime waits while a handler works, and all other containers of the node wait too. A handler should answer in
-/// well under a millisecond. At the deadline, the handler is cancelled at one of its `await`s, and
-/// [`unanswered`](Self::unanswered) answers instead. A handler must therefore tolerate cancellation at every `await`.
-/// To save time, handlers run on the thread that reads the requests. A handler must not block; use `spawn_blocking` for
-/// blocking work.
+/// The runtime waits while a handler works, and so do all other containers of the node. A handler
+/// should answer in well under a millisecond. At the deadline, it is cancelled at one of its
+/// `await`s, and [`unanswered`](Self::unanswered) answers instead, so it must tolerate cancellation
+/// at every `await`. To save time, handlers run on the thread that reads the requests. They must
+/// not block; use `spawn_blocking` for blocking work.
 ///
-/// A handler must not panic: the release binary aborts on a panic, and assignments then stay in the kernel until
-/// the agent starts again.
+/// A handler must not panic: the release binary aborts on a panic, and assignments then stay in the
+/// kernel until the agent starts again.
 ///
-/// Handlers run one after the other, in the order of the runtime's requests. The time in the queue counts against
-/// the deadline.
+/// Handlers run one after the other, in the order of the runtime's requests. The time in the queue
+/// counts against the deadline.
 ///
-/// A handler never calls the runtime. The runtime holds a lock until the handler has answered, so the call would wait
-/// forever. The trait therefore offers no way to call the runtime. Put all changes into the answer.
+/// A handler never calls the runtime. The runtime holds a lock until the handler has answered, so
+/// the call would wait forever. The trait therefore offers no way to do so; put all changes into
+/// the answer.
 ///
-/// A [`Refusal`] fails the operation of the runtime. A refused [`create`](Self::create) or [`start`](Self::start)
-/// fails the container, and the kubelet tries again. Without an answer, the operation continues without
-/// adjustments.
+/// A [`Refusal`] fails the operation of the runtime. A refused [`create`](Self::create) or
+/// [`start`](Self::start) fails the container, and the kubelet tries again. Without an answer, the
+/// operation continues without adjustments.
 pub trait Plugin: Send + Sync + 'static {
-    /// The events that the plugin subscribes to. Handlers of all other events are never called.
+    /// The events that the plugin subscribes to. Handlers of other events are never called.
     fn events(&self) -> EventSet;
 
-    /// Answers in place of a handler that exceeded the deadline. Without a refusal the operation continues as if
-    /// the plugin did not exist.
+    /// Answers in place of a handler that exceeded the deadline. Without a refusal the operation
+    /// continues as if the plugin did not exist.
     ///
     /// # Errors
     /// The refusal of the operation.
@@ -102,29 +103,30 @@ pub trait Plugin: Send + Sync + 'static {
         pod
     }
 
-    /// Reduces a container of [`synchronize`](Self::synchronize) to the fields that the plugin uses. The containers of each
-    /// part are reduced as soon as the part is read, since all parts together may be larger than the memory of the process.
+    /// Reduces a container of [`synchronize`](Self::synchronize) to the fields that the plugin
+    /// uses. This happens to each part as soon as it is read, since all parts together may be
+    /// larger than the memory of the process.
     fn reduce(&self, container: Container) -> Container {
         container
     }
 
-    /// Receives the existing pods and containers after every registration. All earlier lists and events are void.
-    /// Stopped containers are not listed.
+    /// Receives the existing pods and containers after every registration, which makes all earlier
+    /// lists and events void. Stopped containers are not listed.
     ///
     /// # Errors
-    /// A refusal ends the connection. The plugin connects again.
+    /// A refusal ends the connection, and the plugin connects again.
     fn synchronize(
         &self,
         pods: Vec<PodSandbox>,
         containers: Vec<Container>,
     ) -> impl Future<Output = Result<(), Refusal>> + Send;
 
-    /// A connection has ended. Until the next [`synchronize`](Self::synchronize), the runtime reports no changes, so what it
-    /// has reported grows old.
+    /// A connection has ended. Until the next [`synchronize`](Self::synchronize), the runtime
+    /// reports no changes, so what it has reported grows old.
     fn disconnected(&self) {}
 
-    /// A container is about to be created. The container has no cgroup yet. A handler that waits for something leaves enough
-    /// time until the deadline for its own work.
+    /// A container is about to be created, and has no cgroup yet. A handler that waits for
+    /// something leaves enough time until the deadline for its own work.
     ///
     /// # Errors
     /// A refusal fails the container.
@@ -135,7 +137,7 @@ pub trait Plugin: Send + Sync + 'static {
         deadline: Instant,
     ) -> impl Future<Output = Result<ContainerAdjustment, Refusal>> + Send;
 
-    /// A container is about to start. The cgroup exists, and the first process waits.
+    /// A container is about to start. Its cgroup exists, and its first process waits.
     ///
     /// # Errors
     /// A refusal fails the container.
@@ -159,8 +161,8 @@ pub trait Plugin: Send + Sync + 'static {
         async { Ok(CpuChange::default()) }
     }
 
-    /// All other events: a pod's sandbox was run, stopped or removed, or a container has changed. A plugin cannot
-    /// influence these events.
+    /// All other events: a pod's sandbox was run, stopped or removed, or a container has changed. A
+    /// plugin cannot influence them.
     fn notify(&self, _event: Event, _request: &EventRequest) -> impl Future<Output = ()> + Send {
         async {}
     }

@@ -1,5 +1,5 @@
-//! [`pod()`]: a [`Pod`] from a runtime's description, without an API server. The API server's description of a pod
-//! has priority.
+//! [`pod()`]: a [`Pod`] from a runtime's description, without an API server. If the API server
+//! describes the pod, that has priority.
 //!
 //! A runtime's description has less than a manifest. Each property of the pod has this source:
 //!
@@ -14,24 +14,26 @@
 //!
 //! The description lacks:
 //!
-//! - *Containers that are still to come.* A pod has the existing containers and the container that is being
-//!   created.
-//! - *The kinds of containers.* Init containers and sidecars count as app containers. An init container of a
-//!   Guaranteed pod is then entitled to CPUs until the container stops. Stopped containers are left out.
-//! - *The end of a container.* containerd 2.1 reports a crashed container like a stopping container, with exit code
-//!   0. The container's CPUs are free until the container starts again. If an API server describes the pod, the
+//! - *Containers that are still to come.* A pod has the existing containers and the one that is
+//!   being created.
+//! - *The kinds of containers.* Init containers and sidecars count as app containers. An init
+//!   container of a Guaranteed pod is then entitled to CPUs until it stops. Stopped containers are
+//!   left out.
+//! - *The end of a container.* containerd 2.1 reports a crashed container like a stopping one, with
+//!   exit code 0. Its CPUs are free until it starts again. If an API server describes the pod, the
 //!   CPUs stay with the pod.
-//! - *Memory requests.* In a Guaranteed pod, a request equals the limit. In all other pods the request is unknown.
-//!   The result of [`qos`](crate::pod::qos()) is therefore Guaranteed only if the kubelet's cgroup says Guaranteed.
-//! - *Resources of the pod as a whole.* The kubelet (1.32 and newer) gives the pod's limit to a container without a
-//!   limit, as weight, quota and memory. The pod's limit then looks like the container's own limit. An older
-//!   kubelet gives no limit, and the container's threads can't be counted. The agent therefore waits for the API
-//!   server's description, if a cluster is configured.
-//! - *An earlier quota, after the quota was removed.* In a Guaranteed pod, the request gives the limit, and the limit
-//!   gives the request.
+//! - *Memory requests.* In a Guaranteed pod, a request equals the limit. In all other pods it is
+//!   unknown. The result of [`qos`](crate::pod::qos()) is therefore Guaranteed only if the
+//!   kubelet's cgroup says Guaranteed.
+//! - *Resources of the pod as a whole.* The kubelet (1.32 and newer) gives the pod's limit to a
+//!   container without one, as weight, quota and memory, so it looks like the container's own. An
+//!   older kubelet gives no limit, and the container's threads can't be counted. The agent
+//!   therefore waits for the API server's description, if a cluster is configured.
+//! - *An earlier quota, after the quota was removed.* In a Guaranteed pod, the request gives the
+//!   limit, and the limit gives the request.
 //! - Node labels that the pod selects, and whether the pod has finished.
 //!
-//! A container that was created with Pinfold's variables lists the variables in later events. The variables then
+//! A container that was created with Pinfold's variables lists them in later events. They then
 //! count as set, as intended.
 
 use std::collections::BTreeMap;
@@ -68,12 +70,12 @@ pub const IMAGE_ANNOTATIONS: [&str; 2] = [
     "io.kubernetes.cri-o.ImageName",
 ];
 
-/// The runtime's annotation with the CPUs that Pinfold gave a container at CreateContainer. The runtime remembers the CPUs
-/// and writes them again later, even if the container no longer owns them.
+/// The runtime's annotation with the CPUs that Pinfold gave a container at CreateContainer. The
+/// runtime remembers them and writes them again later, even if the container no longer owns them.
 pub const GIVEN_CPUS_ANNOTATION: &str = "pinfold.io/assigned-cpus";
 
-/// The pod of a sandbox, with the sandbox's containers from oldest to newest. Stopped containers and containers of
-/// other sandboxes are left out. The last of several containers with the same name counts.
+/// The pod of a sandbox, with its containers from oldest to newest. Stopped containers and those of
+/// other sandboxes are left out. Of several containers with the same name, the last counts.
 pub fn pod<'a>(sandbox: &PodSandbox, containers: impl IntoIterator<Item = &'a Container>) -> Pod {
     let class = qos_class(sandbox.cgroup_parent());
     let stopped = ContainerState::Stopped as i32;
@@ -90,7 +92,8 @@ pub fn pod<'a>(sandbox: &PodSandbox, containers: impl IntoIterator<Item = &'a Co
     let containers = by_name
         .into_values()
         .filter_map(|container| pod_container(container, class));
-    // CRI-O copies the pod's annotations to its containers, so with such an annotation the pod's author may speak.
+    // CRI-O copies the pod's annotations to its containers, so it may be the pod's author who
+    // speaks in such an annotation.
     let is_forged = sandbox.annotations.contains_key(GIVEN_CPUS_ANNOTATION);
     let containers = containers.map(|mut container| {
         container.given_cpus = container.given_cpus.filter(|_| !is_forged);
@@ -104,8 +107,8 @@ pub fn pod<'a>(sandbox: &PodSandbox, containers: impl IntoIterator<Item = &'a Co
         }
         .to_owned(),
         name: sandbox.name.clone(),
-        // A static pod has two uids. The uid in the cgroup's name counts, since no annotation can change the
-        // cgroup's name.
+        // A static pod has two uids. The one in the cgroup's name counts, since no annotation can
+        // change that name.
         uid: pod_uid(sandbox.cgroup_parent())
             .or_else(|| Some(sandbox.uid.clone()).filter(|uid| !uid.is_empty()))
             .map(PodUid::from),
@@ -176,7 +179,8 @@ fn without_added(
         .collect()
 }
 
-/// Whether the pod uses the host's network. A sandbox lists its own namespaces; an empty list proves nothing.
+/// Whether the pod uses the host's network. A sandbox lists its own namespaces, so an empty list
+/// proves nothing.
 fn host_network(sandbox: &PodSandbox) -> bool {
     sandbox.linux.as_ref().is_some_and(|linux| {
         let own = &linux.namespaces;
@@ -184,8 +188,8 @@ fn host_network(sandbox: &PodSandbox) -> bool {
     })
 }
 
-/// The pod's container. A Guaranteed pod's container without any resources is a debug container and gives `None`:
-/// no manifest of a Guaranteed pod has such a container.
+/// The pod's container. In a Guaranteed pod, one without any resources is a debug container and
+/// gives `None`, because no manifest of a Guaranteed pod has such a container.
 fn pod_container(container: &Container, class: Option<Qos>) -> Option<pod::Container> {
     let linux = container.resources();
     let cpu = linux.and_then(|linux| linux.cpu.as_ref());
@@ -197,7 +201,7 @@ fn pod_container(container: &Container, class: Option<Qos>) -> Option<pod::Conta
     let image = IMAGE_ANNOTATIONS
         .iter()
         .find_map(|key| container.annotations.get(*key));
-    // Only the name is left of a variable that is too long.
+    // Of a variable that is too long, only the name is left.
     let variable = |line: &String| match line.split_once('=') {
         Some((name, value)) => Some((name.to_owned(), EnvSource::Value(value.to_owned()))),
         None => pod::variable_counts(line).then(|| (line.clone(), EnvSource::Reference)),
@@ -228,8 +232,9 @@ fn resources(
     let limit = cpu.and_then(|cpu| limit_of_quota(cpu.quota()?, cpu.period()));
     let memory_limit = memory.and_then(LinuxMemory::limit);
     let is_guaranteed = class == Some(Qos::Guaranteed);
-    // In a Guaranteed pod, request and limit are equal, so each gives the other. Different values come from another
-    // plugin, or from resources of the pod as a whole. Both values then stay as they are.
+    // In a Guaranteed pod, request and limit are equal, so each gives the other. If they differ,
+    // they come from another plugin, or from resources of the pod as a whole, and both stay as they
+    // are.
     let quota = cpu.and_then(LinuxCpu::quota);
     let (cpu_request, cpu_limit) = match (request, limit) {
         own if !is_guaranteed => own,
@@ -250,10 +255,10 @@ fn resources(
     }
 }
 
-/// The request in thousandths of a CPU, from a weight; `None` if the weight does not determine the request.
+/// The request in thousandths of a CPU, from a weight; `None` if the weight does not determine it.
 ///
-/// The kubelet rounds 1024 / 1000 of the request down. The inverse rounds up, which gives the only request with the
-/// weight.
+/// The kubelet rounds 1024 / 1000 of the request down. The inverse rounds up, which gives the only
+/// request with this weight.
 fn request_of_shares(shares: u64) -> Option<u64> {
     (LEAST_SHARES < shares && shares < MOST_SHARES).then(|| (shares * 1000).div_ceil(1024))
 }

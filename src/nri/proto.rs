@@ -1,8 +1,8 @@
-//! The protocol's messages, with the names of NRI's `api.proto`. Messages have only the fields that Pinfold reads
-//! or writes; the decoder skips all unknown fields.
+//! The protocol's messages, with the names of NRI's `api.proto`. They have only the fields that
+//! Pinfold reads or writes, and the decoder skips all others.
 //!
-//! Protobuf omits empty strings and zeros, so a missing string reads as an empty string. Optional numbers are
-//! messages of their own; the methods of [`LinuxCpu`] and [`LinuxMemory`] unpack optional numbers.
+//! Protobuf omits empty strings and zeros, so a missing string reads as an empty one. Optional
+//! numbers are messages of their own, which the methods of [`LinuxCpu`] and [`LinuxMemory`] unpack.
 
 use std::collections::BTreeMap;
 
@@ -25,10 +25,10 @@ pub struct PodSandbox {
     pub uid: String,
     #[prost(string, tag = 4)]
     pub namespace: String,
-    /// The pod's labels, and labels that the kubelet and the runtime add.
+    /// The pod's labels, and those that the kubelet and the runtime add.
     #[prost(btree_map = "string, string", tag = 5)]
     pub labels: BTreeMap<String, String>,
-    /// The pod's annotations, and annotations that the kubelet and the runtime add.
+    /// The pod's annotations, and those that the kubelet and the runtime add.
     #[prost(btree_map = "string, string", tag = 6)]
     pub annotations: BTreeMap<String, String>,
     /// The pod's Linux configuration.
@@ -39,7 +39,7 @@ pub struct PodSandbox {
     pub pid: u32,
 }
 
-/// The Linux configuration of a pod. Old runtimes omit the configuration in events that end a pod.
+/// The Linux configuration of a pod. Old runtimes omit it in events that end a pod.
 #[derive(Clone, PartialEq, Message)]
 pub struct LinuxPodSandbox {
     /// The pod's cgroup: a path with the kubelet's driver `cgroupfs`, the name of a slice with `systemd`.
@@ -48,7 +48,7 @@ pub struct LinuxPodSandbox {
     /// The sandbox's own cgroup, in the form of the runtime's driver.
     #[prost(string, tag = 4)]
     pub cgroups_path: String,
-    /// The sandbox's own namespaces; namespaces of the host are not listed.
+    /// The sandbox's own namespaces; those of the host are not listed.
     #[prost(message, repeated, tag = 5)]
     pub namespaces: Vec<LinuxNamespace>,
 }
@@ -88,8 +88,8 @@ pub struct Container {
     /// The pid of the first process; 0 before the process exists.
     #[prost(uint32, tag = 12)]
     pub pid: u32,
-    /// The time of creation, in nanoseconds since 1970. Zero means unknown: containerd 1.7 and 2.1 do not set the
-    /// field.
+    /// The time of creation, in nanoseconds since 1970. Zero means unknown: containerd 1.7 and 2.1
+    /// do not set it.
     #[prost(int64, tag = 14)]
     pub created_at: i64,
 }
@@ -205,7 +205,8 @@ pub(super) struct SynchronizeResponse {
     pub more: bool,
 }
 
-/// The request of each method for a pod or a container event. All such requests number their fields alike.
+/// The request of each method for a pod or a container event. All of them number their fields
+/// alike.
 #[derive(Message)]
 pub(super) struct CreateContainerRequest {
     #[prost(message, optional, tag = 1)]
@@ -230,7 +231,7 @@ pub(super) struct CreateContainerResponse {
     pub adjust: Option<ContainerAdjustment>,
 }
 
-/// The response to UpdateContainer. Without updates, the response encodes to the empty message.
+/// The response to UpdateContainer. Without updates, it encodes to the empty message.
 #[derive(Message)]
 pub(super) struct UpdateContainerResponse {
     #[prost(message, repeated, tag = 1)]
@@ -278,7 +279,8 @@ pub(super) struct LinuxContainerUpdate {
 // === impl PodSandbox ===
 
 impl PodSandbox {
-    /// The pod's cgroup, as the kubelet named the cgroup to the runtime; empty if the runtime omits the field.
+    /// The pod's cgroup, as the kubelet named it to the runtime; empty if the runtime omits the
+    /// field.
     pub fn cgroup_parent(&self) -> &str {
         let linux = self.linux.as_ref();
         linux.map_or("", |linux| linux.cgroup_parent.as_str())
@@ -288,7 +290,7 @@ impl PodSandbox {
 // === impl Container ===
 
 impl Container {
-    /// The container's resources, if the runtime sends the field.
+    /// The container's resources, if the runtime sends them.
     pub fn resources(&self) -> Option<&LinuxResources> {
         self.linux.as_ref()?.resources.as_ref()
     }

@@ -1,7 +1,7 @@
 //! [`Session`]: one connection to the container runtime, and [`serve()`], which connects again and again.
 //!
-//! A single task owns a connection. The task reads, writes and runs a handler concurrently, so a slow reader blocks
-//! no handler. Handlers run one after the other, in the order of the requests.
+//! A single task owns a connection. It reads, writes and runs a handler concurrently, so a slow
+//! reader blocks no handler. Handlers run one after the other, in the order of the requests.
 
 use std::collections::VecDeque;
 use std::pin::Pin;
@@ -37,20 +37,20 @@ const VERSION: &str = "v0.12.2";
 /// The most bytes of one read.
 const READ_BYTES: usize = 64 << 10;
 
-/// Limits of the waiting calls and of the unsent bytes. At a limit, the session stops reading. Runtimes open one
-/// call at a time.
+/// Limits of the waiting calls and of the unsent bytes, at which the session stops reading.
+/// Runtimes open one call at a time.
 const MAX_WAITING_CALLS: usize = 256;
 const MAX_UNSENT_BYTES: usize = 8 << 20;
 
 /// The stream of the registration, the only call to the runtime.
 const REGISTRATION_STREAM: u32 = 1;
 
-/// The most memory for the reduced pods and containers of Synchronize. A plugin holds several copies for a moment:
-/// the old state, the new state, and data derived from both. All copies must fit into the 128 MiB of the agent's
-/// pod.
+/// The most memory for the reduced pods and containers of Synchronize. A plugin holds several
+/// copies for a moment: the old state, the new state, and data derived from both. All of them must
+/// fit into the 128 MiB of the agent's pod.
 const MAX_SYNCHRONIZE_BYTES: usize = 16 << 20;
 
-/// The memory of a short string besides its characters: the string's fields and the allocator's overhead.
+/// The memory of a short string besides its characters: its fields and the allocator's overhead.
 const STRING_OVERHEAD: usize = 64;
 
 /// The upper bound for the request timeout that a runtime sends.
@@ -59,7 +59,6 @@ const MAX_REQUEST_TIMEOUT: Duration = Duration::from_secs(600);
 /// How long a runtime may read nothing while bytes are unsent.
 const WRITE_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// The parts of Synchronize received until now.
 #[derive(Default)]
 struct SynchronizeParts {
     pods: Vec<PodSandbox>,
@@ -73,14 +72,14 @@ struct SynchronizeParts {
 
 /// The plugin's answer to a call of the runtime.
 struct PluginAnswer {
-    /// The stream of the call.
     stream: u32,
     is_synchronize: bool,
     /// Encoded.
     answer: Result<Vec<u8>, Refusal>,
 }
 
-/// A call of the runtime, which a handler of the plugin answers. The handler begins with the first poll.
+/// A call of the runtime, which a handler of the plugin answers. The handler begins with the first
+/// poll.
 type PluginCall = Pin<Box<dyn Future<Output = PluginAnswer> + Send>>;
 
 /// One connection to the container runtime.
@@ -102,13 +101,14 @@ pub(super) struct Session<'a, P> {
     running: Option<PluginCall>,
     /// Whether the response to the registration is still missing.
     awaits_registration: bool,
-    /// The last request that could not be read, as logged. A runtime may send the like for every container.
+    /// The last request that could not be read, as logged. A runtime may send the like for every
+    /// container.
     unreadable: Option<String>,
     parts: SynchronizeParts,
     runtime: Option<RuntimeInfo>,
     /// The deadline of the registration; `None` once the runtime has sent Configure.
     registration_deadline: Option<Instant>,
-    /// The reason to disconnect after all bytes are sent.
+    /// Why to disconnect once all bytes are sent.
     closing: Option<Disconnect>,
 }
 
@@ -129,7 +129,7 @@ impl SynchronizeParts {
     }
 }
 
-/// The memory of a message with a number of strings in lists and maps.
+/// The memory of a message that contains this number of strings in lists and maps.
 fn estimated_bytes<M: prost::Message>(message: &M, texts: usize) -> usize {
     size_of::<M>() + message.encoded_len() + texts * STRING_OVERHEAD
 }
@@ -165,7 +165,7 @@ impl<'a, P: Plugin> Session<'a, P> {
         }
     }
 
-    /// Serves the connection until the end, and returns the reason for the end. The end cancels open calls.
+    /// Serves the connection until it ends, and returns why it did. The end cancels open calls.
     pub(super) async fn run(mut self, stream: UnixStream) -> Disconnect {
         let (mut reader, mut writer) = stream.into_split();
         self.register();
@@ -180,7 +180,7 @@ impl<'a, P: Plugin> Session<'a, P> {
         }
     }
 
-    /// Waits for the next event of the connection and handles the event.
+    /// Waits for the next event of the connection and handles it.
     async fn handle_next(
         &mut self,
         reader: &mut OwnedReadHalf,
@@ -224,7 +224,7 @@ impl<'a, P: Plugin> Session<'a, P> {
         Ok(())
     }
 
-    /// Handles bytes from the socket. No bytes mean the end of the stream.
+    /// Handles bytes from the socket, where no bytes mean the end of the stream.
     fn handle_bytes(&mut self, mut bytes: &[u8]) -> Result<(), Disconnect> {
         if bytes.is_empty() {
             return Err(Disconnect::Closed);
@@ -253,7 +253,6 @@ impl<'a, P: Plugin> Session<'a, P> {
         Ok(())
     }
 
-    /// Decodes and handles a request of the runtime.
     fn handle_message(&mut self, message: RpcMessage) {
         let RpcMessage { stream, kind, data } = message;
         if kind != MessageType::Request {
@@ -308,7 +307,8 @@ impl<'a, P: Plugin> Session<'a, P> {
         }
     }
 
-    /// Handles a part of Synchronize. The last part puts the call of the plugin's handler into the queue.
+    /// Handles a part of Synchronize. The last part puts the call of the plugin's handler into the
+    /// queue.
     fn handle_synchronize(
         &mut self,
         stream: u32,
@@ -341,7 +341,6 @@ impl<'a, P: Plugin> Session<'a, P> {
         });
     }
 
-    /// Appends a call to the queue.
     fn enqueue(
         &mut self,
         stream: u32,
@@ -391,8 +390,8 @@ impl<'a, P: Plugin> Session<'a, P> {
         }
     }
 
-    /// Refuses Synchronize and disconnects. The runtime also closes the connection; an open connection would bring
-    /// no further events.
+    /// Refuses Synchronize and disconnects. The runtime also closes the connection, and an open one
+    /// would bring no further events.
     fn refuse_synchronize(&mut self, stream: u32, code: StatusCode, reason: String) {
         self.send_error(stream, code, reason.clone());
         self.closing
@@ -442,7 +441,8 @@ impl<'a, P: Plugin> Session<'a, P> {
         }
     }
 
-    /// Handles the runtime's response to the registration. Other responses answer no call and are dropped.
+    /// Handles the runtime's response to the registration. Other responses answer no call and are
+    /// dropped.
     fn handle_response(&mut self, message: RpcMessage) -> Result<(), Disconnect> {
         let RpcMessage { stream, kind, data } = message;
         if !self.awaits_registration
@@ -473,7 +473,7 @@ impl<'a, P: Plugin> Session<'a, P> {
     }
 }
 
-/// The answer of the running handler. Waits forever if no handler runs.
+/// The answer of the running handler. Waits forever if none runs.
 async fn answer_of(running: &mut Option<PluginCall>) -> PluginAnswer {
     let Some(call) = running else {
         return std::future::pending().await;
@@ -483,7 +483,7 @@ async fn answer_of(running: &mut Option<PluginCall>) -> PluginAnswer {
     done
 }
 
-/// The reason to refuse a Synchronize that would need too much memory.
+/// Why a Synchronize that would need too much memory is refused.
 fn too_large_reason() -> String {
     format!(
         "the node's pods and containers need more than the limit of {} MiB: shorten the pods' annotations and the \
@@ -492,7 +492,8 @@ fn too_large_reason() -> String {
     )
 }
 
-/// Decodes the data of a request, or the length of data that are too long. The error is the status of the answer.
+/// Decodes the data of a request, or the length of data that are too long. The error is the status
+/// of the answer.
 fn decode_request(data: Result<Vec<u8>, usize>) -> Result<PluginRequest, (StatusCode, String)> {
     let data = data.map_err(|length| {
         let text = format!(
@@ -504,7 +505,7 @@ fn decode_request(data: Result<Vec<u8>, usize>) -> Result<PluginRequest, (Status
         let text = format!("not a ttrpc request: {error}");
         (StatusCode::InvalidArgument, text)
     })?;
-    // The payload is a copy of the data. A part of Synchronize has up to 4 MiB.
+    // The payload is a copy of the data, and a part of Synchronize has up to 4 MiB.
     drop(data);
     PluginRequest::read(&request.service, &request.method, &request.payload).map_err(|error| {
         let code = match error {
@@ -515,10 +516,11 @@ fn decode_request(data: Result<Vec<u8>, usize>) -> Result<PluginRequest, (Status
     })
 }
 
-/// Serves the runtime until `stop` is cancelled. After the end of a connection, connects again with growing waits.
+/// Serves the runtime until `stop` is cancelled. When a connection ends, connects again with
+/// growing waits.
 ///
-/// After `stop`, the session answers the received requests and closes the connection. The runtime continues without
-/// the plugin.
+/// After `stop`, the session answers the requests that it has received and closes the connection.
+/// The runtime continues without the plugin.
 pub async fn serve<P: Plugin>(
     settings: PluginSettings,
     plugin: Arc<P>,
@@ -527,8 +529,8 @@ pub async fn serve<P: Plugin>(
 ) {
     let (least, most) = settings.backoff;
     let mut wait = least;
-    // A single refusal may come from a busy moment. A refusal that repeats comes from the node's pods, which change slowly, and
-    // each attempt makes the runtime list all its containers.
+    // A single refusal may come from a busy moment. If it repeats, it comes from the node's pods,
+    // which change slowly, and each attempt makes the runtime list all its containers.
     let mut refusals = 0;
     loop {
         let disconnect = tokio::select! {

@@ -9,7 +9,6 @@ pub const SOCKET: &str = "/var/run/nri/nri.sock";
 /// The identity, the socket and the time limits of a plugin.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct PluginSettings {
-    /// The runtime's socket.
     pub socket: PathBuf,
     /// The plugin's name: letters, digits, `-`, `_` and `.`.
     pub name: String,
@@ -17,10 +16,11 @@ pub struct PluginSettings {
     pub index: u8,
     /// How long the runtime may take for the registration, and again for the first request.
     pub registration_timeout: Duration,
-    /// How long a runtime waits for an answer, unless the runtime sends a limit. A handler has three quarters of
-    /// the limit.
+    /// How long a runtime waits for an answer, unless it sends a limit. A handler has three
+    /// quarters of that.
     pub request_timeout: Duration,
-    /// The shortest and the longest wait between two attempts. Each wait is twice as long as the previous wait.
+    /// The shortest and the longest wait between two attempts. Each wait is twice as long as the
+    /// one before.
     pub backoff: (Duration, Duration),
     /// The wait after the plugin has refused the runtime's list repeatedly.
     pub refusal_wait: Duration,

@@ -6,7 +6,7 @@ use tokio::sync::watch;
 
 use super::event::RuntimeInfo;
 
-/// The reason why no connection exists.
+/// Why there is no connection.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum Disconnect {
     /// The first attempt is still to come.
@@ -34,7 +34,7 @@ pub enum Disconnect {
     /// The runtime closed the connection.
     #[error("the container runtime closed the connection")]
     Closed,
-    /// The runtime is shutting down, and announced the shutdown.
+    /// The runtime is shutting down, and said so.
     #[error("the container runtime is shutting down")]
     Shutdown,
     /// Reading from or writing to the socket failed.
@@ -57,12 +57,11 @@ pub enum Disconnect {
 /// The state of the connection to the container runtime.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum ConnectionState {
-    /// No connection exists.
     Away(Disconnect),
     /// The socket is connected; the registration is in progress.
     Connecting,
-    /// Registered and configured. The list of existing pods and containers is still to come, and no event comes
-    /// before the list.
+    /// Registered and configured. The list of existing pods and containers is still to come, and no
+    /// event comes before it.
     Registered(RuntimeInfo),
     /// The plugin knows the existing pods and containers, and receives all events.
     Synchronized(RuntimeInfo),
@@ -96,7 +95,7 @@ impl ConnectionState {
     }
 }
 
-/// Publishes and logs a state that differs from the current state.
+/// Publishes and logs a state, unless it is the current one.
 pub(super) fn publish(state: &watch::Sender<ConnectionState>, new: ConnectionState) {
     state.send_if_modified(|old| {
         let differs = *old != new;

@@ -14,19 +14,19 @@ use crate::host::cgroup::{CgroupError, Cgroups, Cpuset, Partition, PartitionKind
 ///
 /// A failed step does not stop later steps, with four exceptions:
 ///
-/// - A container gets no CPUs that another container may still use, because a step failed to take them away or was
-///   skipped.
-/// - A cgroup gets no exclusive CPUs that the cgroup itself or a cgroup above failed to get.
-/// - A cgroup whose record could not be written gets no writes, on the cgroup or below: its earlier settings would be
-///   lost.
-/// - A record keeps the earlier settings that a step failed to restore, and goes only after everything on its cgroup and
-///   below is restored or gone. The next plan tries again.
+/// - A container gets no CPUs that another container may still use, because a step failed to take
+///   them away or was skipped.
+/// - A cgroup gets no exclusive CPUs that it, or a cgroup above it, failed to get.
+/// - A cgroup whose record could not be written gets no writes, and neither do the cgroups below:
+///   the earlier settings would be lost.
+/// - A record keeps the earlier settings that a step failed to restore, and goes only after
+///   everything on its cgroup and below is restored or gone. The next plan tries again.
 pub fn apply(steps: Vec<Step>, cgroups: &Cgroups) -> Vec<AppliedStep> {
     apply_while(steps, cgroups, |_| true)
 }
 
-/// Like [`apply`], but stops before the first step for which `go_on` returns false. The steps done by then are as
-/// safe as a plan that a crash cut short.
+/// Like [`apply`], but stops before the first step for which `go_on` returns false. The steps done
+/// by then are as safe as a plan that a crash cut short.
 pub fn apply_while(
     steps: Vec<Step>,
     cgroups: &Cgroups,
@@ -87,7 +87,7 @@ fn refusal(step: &Step, error: CgroupError, cgroups: &Cgroups) -> StepOutcome {
     StepOutcome::Failed(error)
 }
 
-/// Compares the kernel's value with the value that the step wrote.
+/// Compares the kernel's value with the one that the step wrote.
 fn read_back(step: &Step, cgroups: &Cgroups) -> Result<StepOutcome, CgroupError> {
     match step {
         Step::Cpus { path, .. } => read_back_cpus(step, &cgroups.cpuset(path)?, cgroups),
@@ -135,7 +135,7 @@ fn done_if(is_done: bool, says: String) -> StepOutcome {
     }
 }
 
-/// Compares a cgroup's CPUs with the CPUs that the step wants in force.
+/// Compares a cgroup's CPUs with those that the step wants in force.
 fn read_back_cpus(
     step: &Step,
     now: &Cpuset,
@@ -143,9 +143,9 @@ fn read_back_cpus(
 ) -> Result<StepOutcome, CgroupError> {
     let is_live = now.partition.is_live();
     let done = match step {
-        // A member's effective CPUs lack the CPUs of partitions, so only the written set counts. A pod's effective
-        // CPUs lack the CPUs of the pod's own partitions, too. The written CPUs of a partition take effect when the
-        // partition ends.
+        // A member's effective CPUs lack those of partitions, so only the written set counts. A
+        // pod's effective CPUs lack those of its own partitions, too. The written CPUs of a
+        // partition take effect when it ends.
         Step::Cpus { cpus, reason, .. } => match reason {
             Reason::Own | Reason::Narrow if !is_live => now.effective == *cpus,
             _ => now.cpus == *cpus,
@@ -160,8 +160,8 @@ fn read_back_cpus(
             in_force: Some(cpus),
             ..
         } => {
-            // Linux 6.12 can lose the CPUs of an invalid partition until the next boot. The cgroup therefore becomes a
-            // member.
+            // Linux 6.12 can lose the CPUs of an invalid partition until the next boot, so the
+            // cgroup becomes a member.
             if !is_live {
                 cgroups.set_partition(path, PartitionKind::Member)?;
                 return Ok(StepOutcome::Invalid {

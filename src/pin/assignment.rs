@@ -21,7 +21,7 @@ impl PodAssignment {
         self.containers.is_empty() && self.idle.is_empty()
     }
 
-    /// The idle CPUs, if any, without a name. Then the CPUs and name of each container.
+    /// The idle CPUs, if any, without a name, and then the name and CPUs of each container.
     pub fn entries(&self) -> impl Iterator<Item = (Option<&str>, &CpuSet)> {
         let idle = Some(&self.idle).filter(|idle| !idle.is_empty());
         let containers = self.containers.iter();

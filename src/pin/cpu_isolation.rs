@@ -1,15 +1,16 @@
-//! CPU isolation keeps the kernel's own work, and systemd's, off exclusive CPUs, if the configuration asks for
-//! isolation.
+//! CPU isolation keeps the kernel's own work, and systemd's, off exclusive CPUs, if the
+//! configuration asks for it.
 //!
-//! [`plan`] is a pure function. Its input is the knobs' values, the record and the exclusive CPUs; its output is a
-//! new record and writes. The kernel keeps the knobs' earlier values in a [`KnobRecord`] on a cgroup. The record is
-//! written before the writes that it describes, so a crash at any moment leaves enough data to restore every knob.
-//! [`CpuIsolator`] reads, plans and carries out.
+//! [`plan`] is a pure function from the knobs' values, the record and the exclusive CPUs to a new
+//! record and writes. The kernel keeps the knobs' earlier values in a [`KnobRecord`] on a cgroup.
+//! The record is written before the writes that it describes, so a crash at any moment leaves
+//! enough data to restore every knob. [`CpuIsolator`] reads, plans and carries out.
 //!
-//! A knob is a kernel or systemd setting with a set of CPUs. A single rule covers every knob. Each knob has a *base*:
-//! its value before Pinfold's first write, or a later value of another program. The base determines the knob's value
-//! while CPUs are exclusive (`IsolationInput::target`). The same rule yields the base again when sets shrink, when the
-//! last owner goes, or when an option is switched off.
+//! A knob is a kernel or systemd setting with a set of CPUs, and a single rule covers every knob.
+//! Each has a *base*: its value before Pinfold's first write, or a later value of another program.
+//! The base determines the knob's value while CPUs are exclusive (`IsolationInput::target`). The
+//! same rule yields the base again when sets shrink, when the last owner goes, or when an option is
+//! switched off.
 
 mod isolator;
 mod record;
@@ -33,22 +34,22 @@ pub struct CpuIsolationOptions {
     pub workqueues: bool,
     /// Packet steering: RPS and XPS.
     pub packet_steering: bool,
-    /// Units that systemd runs outside the pods. The option is for enforcement `cpuset`: partitions already keep
-    /// these units off.
+    /// Units that systemd runs outside the pods. The option is for enforcement `cpuset`, because
+    /// partitions already keep these units off.
     pub system_slices: bool,
 }
 
-/// The input of [`plan`]: options, and the exclusive, isolated and online CPUs.
 #[derive(Debug, Clone, Copy)]
 pub struct IsolationInput<'a> {
     pub options: CpuIsolationOptions,
     pub exclusive: &'a CpuSet,
-    /// CPUs of partitions that are `isolated`, shall become `isolated`, or were `isolated` a moment ago. Unbound work
-    /// queues leave these CPUs, whatever the options say.
+    /// CPUs of partitions that are `isolated`, shall become `isolated`, or were `isolated` a moment
+    /// ago. Unbound work queues leave these CPUs, whatever the options say.
     ///
-    /// While a partition becomes or ceases to be isolated, the kernel takes its CPUs from the work queues or gives
-    /// them back. Linux before 7 does so under a lock, and hangs for ever if a process joins a cgroup at the same
-    /// moment. If the work queues' common mask lacks the CPUs already, the kernel has no work to do.
+    /// While a partition becomes or ceases to be isolated, the kernel takes its CPUs from the work
+    /// queues or gives them back. Linux before 7 does so under a lock, and hangs for ever if a
+    /// process joins a cgroup at the same moment. If the work queues' common mask lacks the CPUs
+    /// already, the kernel has nothing to do.
     pub isolated: &'a CpuSet,
     pub online: &'a CpuSet,
 }
@@ -118,9 +119,9 @@ impl IsolationInput<'_> {
 
     /// The CPUs that a knob with the given base shall hold.
     ///
-    /// The target is the base without the CPUs to avoid. If no online CPU is left, the work goes to all shared CPUs. A
-    /// transmit queue then keeps its base instead: its CPUs would otherwise need another queue. Packet steering that is
-    /// off stays off.
+    /// The target is the base without the CPUs to avoid. If no online CPU is left, the work goes to
+    /// all shared CPUs, except that a transmit queue keeps its base: its CPUs would otherwise need
+    /// another queue. Packet steering that is off stays off.
     fn target(&self, knob: &Knob, base: &CpuSet) -> CpuSet {
         let taken = &self.taken(knob.kind());
         if base.is_disjoint(taken) {
@@ -141,9 +142,10 @@ impl IsolationInput<'_> {
 
 /// Plans the record and the writes. Planning again after the writes yields no write and the same record.
 ///
-/// An interrupt that is set up while Pinfold keeps new interrupts off exclusive CPUs is born with Pinfold's value. Its base
-/// is the base of the default for new interrupts, so it spreads again once the CPUs are free. Interrupts that had the same
-/// CPUs before are in the record, without a value of Pinfold's, and so keep them.
+/// An interrupt that is set up while Pinfold keeps new interrupts off exclusive CPUs is born with
+/// Pinfold's value. Its base is that of the default for new interrupts, so it spreads again once
+/// the CPUs are free. Interrupts that had the same CPUs before are in the record, without a value
+/// of Pinfold's, and so keep them.
 ///
 /// `refused` are knobs that the kernel has refused to change.
 pub fn plan(
@@ -201,8 +203,8 @@ pub fn plan(
     plan
 }
 
-/// Adds the interrupts whose own CPUs happen to be the CPUs that Pinfold gives to new interrupts. Otherwise they would look
-/// like new ones.
+/// Adds the interrupts whose own CPUs happen to be those that Pinfold gives to new interrupts.
+/// Otherwise they would look like new ones.
 fn keep_apart(entries: &mut BTreeMap<Knob, KnobHistory>, knobs: &KnobValues) {
     let Some(new) = entries.get(&Knob::NewIrqs).cloned() else {
         return;

@@ -1,9 +1,9 @@
 //! [`decide`] turns pods, policy and ledger into the desired owner of each exclusive CPU.
 //!
 //! Running containers stay on their CPUs. The ledger's assignment stays as long as the container is
-//! entitled to as many CPUs. [`Placer`](crate::cpu::Placer) alone chooses the CPUs of a new assignment. The containers
-//! of a pod are placed together first and then divided. Containers then share cores with containers
-//! of the same pod rather than with foreign containers.
+//! entitled to as many CPUs. [`Placer`](crate::cpu::Placer) alone chooses the CPUs of a new
+//! assignment. The containers of a pod are placed together first and then divided, so that they
+//! share cores with each other rather than with foreign containers.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -28,13 +28,13 @@ pub struct Decision {
     pub pod: usize,
     /// The container's index in the pod.
     pub container: usize,
-    /// The pod's QoS class.
     pub qos: Qos,
-    /// The pod's role and the evidence for the role.
+    /// The pod's role and the evidence for it.
     pub recognition: Recognition,
     /// The entitlement according to policy.
     pub entitlement: Entitlement,
-    /// The CPUs of an owner, or for an init container those CPUs of the pod that it may use; `None` for the shared pool.
+    /// The CPUs of an owner, or for an init container those CPUs of the pod that it may use; `None`
+    /// for the shared pool.
     pub cpus: Option<CpuSet>,
     /// The NUMA nodes that an owner's memory shall come from; `None` if Pinfold does not choose them.
     pub memory: Option<CpuSet>,
@@ -48,7 +48,7 @@ pub struct Decision {
 #[serde(rename_all = "lowercase")]
 pub enum RefusalSource {
     /// Policy: the pod is a training pod, or its CPU annotation is unknown. The entitlement's
-    /// reason explains the refusal.
+    /// reason explains why.
     Policy,
     /// Too few CPUs are free.
     Room,
@@ -91,8 +91,8 @@ impl Decision {
 // === impl Decisions ===
 
 impl Decisions {
-    /// Reduces the decisions to the assignments already in the ledger, for enforcement `observe`.
-    /// Pinfold assigns no CPUs that it cannot enforce.
+    /// Reduces the decisions to the assignments already in the ledger, for enforcement `observe`,
+    /// because Pinfold assigns no CPUs that it cannot enforce.
     pub fn keep_ledger_assignments(&mut self, pods: &[Arc<RecognizedPod>], ledger: &Ledger) {
         for decision in &mut self.containers {
             let owned = || {
@@ -126,8 +126,8 @@ impl Decisions {
 
     /// Takes the CPUs of the pod's other existing containers from each init container.
     ///
-    /// A sidecar owns its CPUs alone, also while later init containers run. If all CPUs of the pod are taken, the init
-    /// container runs on shared CPUs.
+    /// A sidecar owns its CPUs alone, even while later init containers run. If all CPUs of the pod
+    /// are taken, the init container runs on shared CPUs.
     pub fn keep_init_containers_off_others(
         &mut self,
         pods: &[Arc<RecognizedPod>],
@@ -165,14 +165,12 @@ impl Decisions {
     }
 }
 
-/// The default reserved CPUs.
+/// The default reserved CPUs: the lowest core without an exclusive CPU. If every core has one, they
+/// are the free CPUs of the lowest core with a free CPU, and if every online CPU is exclusive,
+/// there are none.
 ///
-/// The default is the lowest core without an exclusive CPU. If every core has an exclusive CPU, the
-/// default is the free CPUs of the lowest core with a free CPU. If every online CPU is exclusive,
-/// the default is empty.
-///
-/// CPUs isolated at boot come last: everything on this node that owns no CPUs runs on the reserved CPUs, and on isolated
-/// CPUs the kernel would not spread it.
+/// CPUs isolated at boot come last: everything on this node that owns no CPUs runs on the reserved
+/// CPUs, and on isolated CPUs the kernel would not spread it.
 pub fn default_reserved(topology: &Topology, owned: &CpuSet) -> CpuSet {
     let among = |cpus: CpuSet| {
         let free = cpus.difference(owned);
@@ -197,7 +195,7 @@ pub fn decide(inputs: &DecisionInput<'_>, ledger: &Ledger) -> Decisions {
         .map(|(index, pod)| PodRequest::new(index, pod, inputs, ledger))
         .collect();
     let mut placing = place::PlacementPass::new(inputs, ledger, &requests);
-    // Pods first keep or give up CPUs. CPUs given up by a pod become free in the next turn only.
+    // Pods first keep or give up CPUs. What a pod gives up becomes free in the next turn only.
     placing.keep_undescribed();
     for pod in &requests {
         placing.keep(pod);
@@ -234,8 +232,9 @@ pub fn decide(inputs: &DecisionInput<'_>, ledger: &Ledger) -> Decisions {
     decisions
 }
 
-/// Leaves containers in place that run on the CPUs of their pod, and that not even the container runtime describes. They are
-/// init containers, mostly. Described containers have got an entitlement.
+/// Leaves containers in place that run on the CPUs of their pod and that not even the container
+/// runtime describes. Mostly they are init containers. Described containers have got an
+/// entitlement.
 fn keep_undescribed_inheriting(
     inputs: &DecisionInput<'_>,
     ledger: &Ledger,
@@ -316,7 +315,7 @@ impl PodRequest<'_> {
             .map(|(container, _)| container)
             .peekable();
         let plan = decisions.desired.pod_mut(&self.key);
-        // Without a name, the plan leaves the pod's quota and the name in the pod's record alone.
+        // Without a name, the plan leaves the pod's quota and the name in its record alone.
         let is_known = self.description != Description::Awaited || !self.is_recorded;
         let name = || self.pod.object_name();
         plan.name = is_known.then(name);

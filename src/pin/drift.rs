@@ -24,7 +24,7 @@ pub struct Drift {
     pub assigned: CpuSet,
     pub effective: CpuSet,
     /// Neighbours with processes: containers that may run on a drifted owner's CPUs, and owners
-    /// whose CPUs the drifted container may use. At most 8, which keeps the node's state small.
+    /// whose CPUs the drifted container may use. At most 8, to keep the node's state small.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub others: Vec<Neighbour>,
 }
@@ -33,7 +33,7 @@ pub struct Drift {
 const NAMED: usize = 8;
 
 /// The maximum number of drifts per scan with a list of neighbours. If many containers drift at
-/// once, the neighbours are drifted containers themselves.
+/// once, their neighbours are among them anyway.
 const LISTED: usize = 16;
 
 /// A container that shares CPUs with a drifted container.
@@ -56,20 +56,20 @@ named! {
     #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize)]
     #[serde(rename_all = "lowercase")]
     pub enum DriftCause {
-        /// A foreign program wrote the owner's `cpuset.cpus`, or with partitions the owner's
+        /// A foreign program wrote the owner's `cpuset.cpus`, or with partitions its
         /// `cpuset.cpus.exclusive`.
         Written => "written",
         /// A cgroup above the owner's was narrowed.
         Ancestor => "ancestor",
         /// Some of the owner's CPUs are offline.
         Offline => "offline",
-        /// A non-owner's cgroup was widened onto an owner's CPUs. The drift's path is the non-owner's
-        /// cgroup.
+        /// A non-owner's cgroup was widened onto an owner's CPUs. The drift's path is that of the
+        /// non-owner.
         Overlap => "overlap",
         /// The container runtime wrote the CPUs that a former owner was given at its creation. The
-        /// drift's path is the former owner's cgroup.
+        /// drift's path is that of the former owner.
         Runtime => "runtime",
-        /// The owner's partition has ended, or the kernel has made the partition invalid.
+        /// The owner's partition has ended, or the kernel has made it invalid.
         Partition => "partition",
     }
 }
@@ -77,8 +77,8 @@ named! {
 // === impl Drift ===
 
 impl Drift {
-    /// Whether both values describe the same drift. The comparison ignores the neighbours, which
-    /// may have changed meanwhile.
+    /// Whether both values describe the same drift. The neighbours are ignored, because they may
+    /// have changed meanwhile.
     pub fn is_same(&self, other: &Self) -> bool {
         (&self.path, self.cause, &self.assigned, &self.effective)
             == (&other.path, other.cause, &other.assigned, &other.effective)
@@ -124,7 +124,8 @@ impl fmt::Display for Neighbour {
     }
 }
 
-/// `namespace/pod/container (cgroup)`, as far as the names are known. The cgroup alone is a hash that no person knows.
+/// `namespace/pod/container (cgroup)`, as far as the names are known. The cgroup alone is a hash
+/// that means nothing to a person.
 fn named(pod: Option<&String>, container: Option<&String>, path: &str) -> String {
     match (pod, container) {
         (Some(pod), Some(container)) => format!("{pod}/{container} ({path})"),
@@ -146,12 +147,11 @@ fn recorded_name(pod: &ObservedPod) -> Option<String> {
 #[derive(Debug, Clone, Copy)]
 pub struct DriftInput<'a> {
     pub online: &'a CpuSet,
-    /// CPUs that got their owners after the last complete turn about all pods. The owners' sets may be unwritten, and other
-    /// containers may still run on the CPUs. Neither is drift.
+    /// CPUs that got their owners after the last complete turn about all pods. The owners' sets may
+    /// be unwritten, and other containers may still run on the CPUs. Neither is drift.
     pub recently_assigned: &'a CpuSet,
     /// Cgroups whose record could not be written, so that nothing else was written to them either.
     pub unrecorded: &'a BTreeSet<String>,
-    /// How assignments are enforced.
     pub enforcement: Enforcement,
 }
 
@@ -227,7 +227,7 @@ impl Comparison<'_> {
         } = *self.input;
         let assigned = match &container.record {
             Some(record) => record.cpus(),
-            // Pinfold can't say what such a container should have, and leaves it alone.
+            // Pinfold can't say what such a container should have, so it leaves it alone.
             None if container.has_unreadable_record() => return None,
             None if self.is_former_owner(container, own) => return Some(DriftCause::Runtime),
             None if unrecorded.contains(&container.cgroup.path) => CpuSet::new(),
@@ -242,7 +242,7 @@ impl Comparison<'_> {
             if self.is_former_owner(container, own) {
                 return Some(DriftCause::Runtime);
             }
-            // With partitions, the kernel keeps members off all partitions. A member's written
+            // With partitions, the kernel keeps members off all partitions, so a member's written
             // set has no effect on partition CPUs.
             return (!partition && !now.effective.is_disjoint(foreign))
                 .then_some(DriftCause::Overlap);
@@ -283,9 +283,9 @@ impl Comparison<'_> {
         }
     }
 
-    /// Whether a container without own CPUs has the set that it was given at its creation. A
-    /// container whose pod owns some of the CPUs may be an init container, and the shared CPUs may
-    /// equal the set by chance.
+    /// Whether a container without own CPUs has the set that it was given at its creation. If its
+    /// pod owns some of the CPUs, it may be an init container, and the shared CPUs may equal the
+    /// set by chance.
     fn is_former_owner(&self, container: &ObservedContainer, own: &CpuSet) -> bool {
         let now = &container.cgroup.cpuset.cpus;
         container.has_given_cpus()
@@ -326,7 +326,7 @@ fn others(
             .map(AssignmentRecord::cpus)
             .unwrap_or_default();
         if assigned.is_empty() {
-            // An overlap with other containers of the pod is no drift.
+            // An overlap with other containers of the same pod is no drift.
             other_cpus = other_cpus.intersection(foreign);
         }
         let on_assigned = other.cgroup.cpuset.effective.intersection(assigned);

@@ -1,8 +1,9 @@
 //! cgroup v1: CPUs that leave the cgroups by going offline, and return.
 //!
-//! The kernel takes a CPU that goes offline out of every set and does not put it back. [`SeenSets`] compares each scan with
-//! the scan before, and notes the earlier set on each cgroup that lost a CPU in this way; an administrator's narrower set
-//! lacks CPUs that are still online, and stays. The plan then widens the noted sets once the CPUs are online again.
+//! The kernel takes a CPU that goes offline out of every set and does not put it back. [`SeenSets`]
+//! compares each scan with the one before, and notes the earlier set on each cgroup that lost a CPU
+//! in this way; an administrator's narrower set lacks CPUs that are still online, and stays. The
+//! plan then widens the noted sets once the CPUs are online again.
 
 use std::collections::BTreeMap;
 
@@ -21,8 +22,8 @@ pub struct SeenSets {
 // === impl SeenSets ===
 
 impl SeenSets {
-    /// Compares the cgroups with the last call's. Returns the notes to write, and adds them to the cgroups. `online` are the
-    /// CPUs of the top of the hierarchy, read after the cgroups.
+    /// Compares the cgroups with the last call's. Returns the notes to write, and adds them to the
+    /// cgroups. `online` are the CPUs of the top of the hierarchy, read after the cgroups.
     ///
     /// A cgroup with an assignment record needs no note, because the record has the earlier set.
     pub fn notes(&mut self, observed: &mut Observed, online: &CpuSet) -> Vec<Step> {
@@ -36,7 +37,8 @@ impl SeenSets {
             // Another program may have written the set since.
             let is_kept = before.is_some_and(|before| before.difference(&offline) == *now);
             let unwritten = unwritten.remove(path).filter(|_| is_kept);
-            // A note tells the set that the cgroup had left. When a further CPU goes, the note must tell the new one.
+            // A note tells the set that the cgroup had left. When one more CPU goes, it must tell
+            // the new one.
             let is_further = from.is_some() && (!offline.is_empty() || unwritten.is_some());
             let missing = offline.union(&unwritten.unwrap_or_default());
             let is_first = from.is_none() && !missing.is_subset(now);
@@ -272,7 +274,7 @@ mod tests {
             returning(&later, "0-4,6-7"),
             (both("0-4,6-7").to_vec(), "0-4,6-7".to_owned())
         );
-        // The tree has since been limited for good, so the class stays within the tree.
+        // The tree has since been limited for good, so the class stays within it.
         later.surroundings.above[0].cpuset = cpuset("0,2-3");
         let mut limited = later.clone();
         limited.surroundings.above[1].cpuset = cpuset("0,2-3");

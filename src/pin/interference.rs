@@ -1,9 +1,9 @@
 //! Interference: the CPU time of foreign tasks on an owner's exclusive CPUs, with an error bound.
 //!
 //! The interference of a period is the CPUs' busy time minus the CPU time of the owner's cgroup.
-//! The kernel's counters are neither exact nor readable at the same instant. Each reading therefore
-//! yields an interval that certainly contains the true value. The difference of two readings is an
-//! interval, too. Pinfold exports the middle of the interval, with half the width as the error.
+//! The kernel's counters are neither exact nor readable at the same instant, so each reading yields
+//! an interval that certainly contains the true value. The difference of two readings is an
+//! interval, too. Pinfold exports its middle, with half the width as the error.
 //!
 //! Sources of error, each with the bound that the interval allows for:
 //!
@@ -15,16 +15,16 @@
 //!   run slice of a task, or the longest possible duration of the current run slice, whichever is
 //!   less. The second bound needs the time of all run slices.
 //! - A hypervisor takes the CPU. Some kernels charge the stolen time to the owner, others to no
-//!   task. Bound: all of the stolen time.
+//!   task. Bound: all of it.
 //! - A set of CPUs gets another owner, or an owner gets other CPUs. The period between the two
 //!   readings is left out.
 //!
-//! A tenure is a period in which an owner keeps the same CPUs. Within a tenure, every reading is
-//! compared with the first reading. Rounding therefore counts at the two ends only, and the error
-//! does not grow with the number of readings.
+//! A tenure is a period in which an owner keeps the same CPUs. Within it, every reading is compared
+//! with the first one. Rounding therefore counts at the two ends only, and the error does not grow
+//! with the number of readings.
 //!
-//! Interrupts count as interference if the kernel times interrupts apart
-//! ([`CpuSample::separate_interrupts`]). Otherwise, interrupts during the owner's threads are
+//! Interrupts count as interference if the kernel times them apart
+//! ([`CpuSample::separate_interrupts`]). Otherwise, those during the owner's threads are
 //! indistinguishable from the owner's usage.
 //!
 //! On cgroup v1, the kernel counts the sum of all tasks for each CPU at the same moment as the
@@ -38,8 +38,8 @@ use crate::cpu::CpuSet;
 use crate::host::busy::{CpuSample, CpuTimes, TICK, UNIT};
 use crate::host::cgroup::CpuUsage;
 
-/// Readings that contradict earlier readings are left out. After this many contradictions in a row,
-/// a new tenure begins.
+/// Readings that contradict earlier ones are left out. After this many contradictions in a row, a
+/// new tenure begins.
 const MAX_CONTRADICTIONS: u32 = 3;
 
 /// The interference of an owner since the first reading. Neither number ever decreases.
@@ -75,12 +75,12 @@ struct TrackedOwner {
 struct Tenure {
     cpus: CpuSet,
     tracks: Vec<Track>,
-    /// The time of the last reading, and the owner's usage at the last reading.
+    /// The time of the last reading, and the owner's usage then.
     last: (BootNanos, BootNanos),
     contradictions: u32,
 }
 
-/// The count of a source within a tenure. A track starts anew if a second source has much narrower
+/// The count of a source within a tenure. A track starts anew if another source has much narrower
 /// bounds.
 #[derive(Debug, Clone, Copy)]
 struct Track {
@@ -99,7 +99,6 @@ struct Bounds {
     most: BootNanos,
 }
 
-/// The source of the CPUs' busy time.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum UsageSource {
     /// The root cgroup's counter for each CPU (cgroup v1).
@@ -117,14 +116,14 @@ struct InterferenceBounds {
     to: BootNanos,
     low: BootNanos,
     high: BootNanos,
-    /// Time that may have to be subtracted (`less`) or added (`more`). A track's start counts with
-    /// the first number, and a later reading with the second number.
+    /// Time that may have to be subtracted (`less`) or added (`more`). The first number counts for
+    /// a track's start, the second one for a later reading.
     less: (BootNanos, BootNanos),
     more: (BootNanos, BootNanos),
     /// The source, and whether interrupts were timed apart. Only readings of the same kind are
     /// comparable.
     kind: (UsageSource, bool),
-    /// The owner's CPU time, which decreases only if a new cgroup replaces the old cgroup.
+    /// The owner's CPU time, which decreases only if a new cgroup replaces the old one.
     used: BootNanos,
 }
 
@@ -135,7 +134,7 @@ impl InterferenceTracker {
     ///
     /// `usage` belongs to the owner's cgroup `key`, read between the samples `first` and `second`.
     /// `cpus` is the owner's full set, with all CPUs in force. Before and after a change of CPUs,
-    /// the caller adds a reading for each set. The time between both readings is left out.
+    /// the caller adds a reading for each set. The time in between is left out.
     pub fn note(
         &mut self,
         key: &str,
@@ -212,8 +211,8 @@ impl TrackedOwner {
 // === impl Tenure ===
 
 impl Tenure {
-    /// Whether a new reading belongs to the tenure. The CPUs and the cgroup must be the same, and
-    /// the usage must not decrease.
+    /// Whether a new reading belongs to the tenure. For that, the CPUs and the cgroup must be the
+    /// same, and the usage must not decrease.
     fn goes_on(&self, cpus: &CpuSet, points: &[InterferenceBounds]) -> bool {
         let Some(now) = points.first() else {
             return false;
@@ -226,9 +225,8 @@ impl Tenure {
     }
 
     /// The narrowest bounds among all sources; `None` if the reading contradicts earlier readings.
-    ///
     /// Contradictions happen because the kernel reads idle time and waiting-idle time at different
-    /// instants. A spell can count in both or in neither.
+    /// instants, so a spell can count in both or in neither.
     fn bounds(&mut self, points: &[InterferenceBounds]) -> Option<Bounds> {
         let count = BootNanos::try_from(self.cpus.len()).unwrap_or(BootNanos::MAX);
         let mut best: Option<Bounds> = None;
@@ -383,8 +381,8 @@ impl InterferenceBounds {
         self.stolen(before, after);
     }
 
-    /// Adds stolen time to the bounds. Some kernels charge stolen time to the owner's usage, and
-    /// others charge stolen time to no task.
+    /// Adds stolen time to the bounds. Some kernels charge it to the owner's usage, and others to
+    /// no task.
     fn stolen(&mut self, before: &CpuTimes, after: &CpuTimes) {
         if !after.steal.is_zero() {
             self.low -= ns(UNIT);

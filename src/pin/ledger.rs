@@ -38,11 +38,10 @@ pub struct ObservedPod {
     pub cgroup: PodCgroup,
     /// The pod's assignment record, if readable.
     pub record: Option<AssignmentRecord>,
-    /// The cgroups of the pod's containers.
     pub containers: Vec<ObservedContainer>,
     /// Whether a source describes the pod.
     pub is_known: bool,
-    /// Whether the pod may own CPUs. True if a container of the pod exists, the pod is unknown, or
+    /// Whether the pod may own CPUs. True if one of its containers exists, the pod is unknown, or
     /// no source gives container ids.
     pub may_own_cpus: bool,
 }
@@ -53,10 +52,10 @@ pub struct ObservedContainer {
     pub cgroup: ContainerCgroup,
     /// The container's assignment record, if readable.
     pub record: Option<AssignmentRecord>,
-    /// The container's name, if known. The sources are the pod's status, the container runtime, the
-    /// record, or the pod's only cgroup. A pod sandbox has no name.
+    /// The container's name, if known. It comes from the pod's status, the container runtime, the
+    /// record, or from being the pod's only cgroup. A pod sandbox has no name.
     pub name: Option<String>,
-    /// Whether Pinfold made the cgroup to keep CPUs idle. The cgroup then belongs to no container.
+    /// Whether Pinfold made the cgroup to keep CPUs idle. It then belongs to no container.
     pub idle: bool,
     /// Whether a status or the container runtime told the name, now or before the record was
     /// written.
@@ -74,16 +73,17 @@ pub struct Ledger {
     pub assignments: BTreeMap<String, PodAssignment>,
     /// The NUMA nodes of containers with memory bound by Pinfold, by pod uid and container name.
     pub memory: BTreeMap<String, BTreeMap<String, CpuSet>>,
-    /// CPUs excluded from assignments: unexplained exclusive CPUs, the sets of cgroups with an unreadable record, lost CPUs, and
-    /// CPUs that are barred, which means given up and not yet handed back.
+    /// CPUs excluded from assignments: unexplained exclusive CPUs, the sets of cgroups with an
+    /// unreadable record, lost CPUs, and CPUs that are barred, which means given up and not yet
+    /// handed back.
     pub excluded: CpuSet,
     /// Lost CPUs, which stay lost until the next boot.
     pub lost: CpuSet,
-    /// The CPUs that the cgroups above the pods offer; `None` if no cgroup above the pods has a set. An online CPU
-    /// outside is for other programs: an administrator has limited the pods, or another program holds the CPU as
-    /// exclusive.
+    /// The CPUs that the cgroups above the pods offer; `None` if none of these has a set. An online
+    /// CPU outside is for other programs: an administrator has limited the pods, or another program
+    /// holds the CPU as exclusive.
     pub offered: Option<CpuSet>,
-    /// Unexplained exclusive CPUs and records, as sentences. Pinfold leaves the cgroups alone.
+    /// Unexplained exclusive CPUs and records, as sentences. Pinfold leaves their cgroups alone.
     pub unexplained: Vec<String>,
     /// The sentences of `unexplained` about records that this version can't read.
     pub unreadable: Vec<String>,
@@ -96,7 +96,7 @@ pub struct Ledger {
 impl Observed {
     /// Matches each cgroup with its pod and container, and reads the ledger from the cgroups.
     pub fn new(scan: Scan, pods: &[Arc<RecognizedPod>]) -> (Self, Ledger) {
-        // The first of several pods with the same uid counts.
+        // Of several pods with the same uid, the first counts.
         let from_last = pods.iter().rev();
         let by_uid: HashMap<&str, &Arc<RecognizedPod>> = from_last
             .filter_map(|pod| Some((pod.cgroup_uid()?, pod)))
@@ -113,8 +113,8 @@ impl Observed {
         (observed, ledger)
     }
 
-    /// The observed state reduced to a single pod. A plan for the pod may write to its cgroup, to
-    /// the cgroups below, and to the cgroups above. The plan takes no CPUs from the remaining pods.
+    /// The observed state reduced to a single pod. A plan for the pod may write to its cgroup and
+    /// to those below and above it, and takes no CPUs from other pods.
     pub fn only(&self, uid: &str) -> Option<Self> {
         let pod = self.pods.iter().find(|pod| pod.cgroup.uid == uid)?.clone();
         let mut surroundings = self.surroundings.clone();
@@ -155,7 +155,7 @@ impl Observed {
 // === impl ObservedContainer ===
 
 impl ObservedContainer {
-    /// Whether the cgroup has an unreadable record. Pinfold leaves the cgroup alone.
+    /// Whether the cgroup has an unreadable record, which makes Pinfold leave it alone.
     pub fn has_unreadable_record(&self) -> bool {
         self.record.is_none() && self.cgroup.record_text.is_some()
     }
@@ -175,8 +175,9 @@ impl ObservedContainer {
         (is_foreign && !written.is_empty()).then_some(written)
     }
 
-    /// The CPUs that the cgroup holds as a partition. An invalid partition counts too: Linux 6.12 still keeps its CPUs
-    /// from every other cgroup, and loses them if the cgroup is removed in this state.
+    /// The CPUs that the cgroup holds as a partition. An invalid partition counts too: Linux 6.12
+    /// still keeps its CPUs from every other cgroup, and loses them if the cgroup is removed in
+    /// this state.
     pub fn partition_cpus(&self) -> CpuSet {
         let cpuset = &self.cgroup.cpuset;
         match cpuset.partition {
@@ -246,7 +247,7 @@ impl ObservedPod {
         }
     }
 
-    /// Whether the cgroup has an unreadable record. Pinfold leaves the cgroup alone.
+    /// Whether the cgroup has an unreadable record, which makes Pinfold leave it alone.
     pub fn has_unreadable_record(&self) -> bool {
         self.record.is_none() && self.cgroup.record_text.is_some()
     }
@@ -257,8 +258,8 @@ impl ObservedPod {
         record.map(AssignmentRecord::cpus).unwrap_or_default()
     }
 
-    /// The CPUs that the partitions of the other cgroups in the pod hold. If the runtime wrote one of them to the
-    /// container, Linux 6.12 would make that partition invalid.
+    /// The CPUs that the partitions of the other cgroups in the pod hold. If the runtime wrote one
+    /// of them to the container, Linux 6.12 would make that partition invalid.
     pub fn partitions_of_others(&self, name: &str) -> CpuSet {
         union(self.others(name).map(ObservedContainer::partition_cpus))
     }
@@ -282,8 +283,8 @@ impl ObservedPod {
         union(self.others(name).map(cpus))
     }
 
-    /// The cgroups in the pod that do not belong to the named container. A cgroup that an earlier run of the container
-    /// left behind has no name, so it counts.
+    /// The cgroups in the pod that do not belong to the named container. One that an earlier run of
+    /// the container left behind has no name, so it counts.
     fn others(&self, name: &str) -> impl Iterator<Item = &ObservedContainer> {
         let containers = self.containers.iter();
         containers.filter(move |container| container.name.as_deref() != Some(name))
@@ -311,12 +312,11 @@ fn recorded_name(record: Option<&AssignmentRecord>) -> Option<String> {
 
 /// The name of the container with this runtime id, and whether a status or the runtime told the id.
 ///
-/// A pod sandbox has a cgroup like a container's. A cgroup therefore has no name until a status or
-/// the runtime tells its id. Records matter only until then:
+/// A pod sandbox has a cgroup like a container's, so a cgroup has no name until a status or the
+/// runtime tells its id. Records matter only until then:
 ///
 /// - With the runtime as source of ids, no record counts.
-/// - With a status as source, a record counts if a runtime id was known when Pinfold wrote the
-///   record.
+/// - With a status as source, a record counts if a runtime id was known when Pinfold wrote it.
 /// - Without any source, every record counts. A pod's only cgroup belongs to the pod's only
 ///   container.
 fn name_of(
@@ -352,8 +352,8 @@ fn name_of(
     }
 }
 
-/// Whether a known pod may own CPUs: some container of the pod exists. A pod still pulling images
-/// has only a sandbox, and owns no CPUs yet.
+/// Whether a known pod may own CPUs, which takes a container that exists. A pod still pulling
+/// images has only a sandbox, and owns no CPUs yet.
 fn may_own_cpus(pod: &Pod, cgroups: &[ObservedContainer]) -> bool {
     pod.ids == ContainerIds::NoSource
         || pod
@@ -414,7 +414,7 @@ impl Ledger {
     }
 
     /// Adds an assignment, from the kernel or pending. An earlier entry of the container stays, so
-    /// a pending assignment never replaces the kernel's.
+    /// that a pending assignment never replaces the kernel's.
     pub fn add_if_missing(&mut self, uid: &str, name: &str, cpus: &CpuSet) {
         let pod = self.assignments.entry(uid.to_owned()).or_default();
         pod.containers
@@ -439,8 +439,8 @@ impl Ledger {
 
     /// Notes a record that this version can't read.
     ///
-    /// An unreadable record may assign CPUs. With enforcement `cpuset` an assignment shows nowhere else but in the written
-    /// set, so nobody else may get any CPU of this set.
+    /// It may assign CPUs. With enforcement `cpuset` an assignment shows nowhere else but in the
+    /// written set, so nobody else may get any CPU of this set.
     fn note_unreadable(&mut self, path: &str, text: Option<&str>, cpuset: &Cpuset) {
         let Some(Err(error)) = text.map(AssignmentRecord::parse) else {
             return;
@@ -460,9 +460,9 @@ impl Ledger {
 
     fn enter(&mut self, pod: &ObservedPod) {
         let uid = &pod.cgroup.uid;
-        // With `cpuset`, a container's record is written before the pod's record. With partitions,
-        // the pod's record is written first. After a crash in between, only one record exists, so
-        // both records count. CPUs that the pod's record gives to another container are that one's: the
+        // With `cpuset`, a container's record is written before the pod's record, and with
+        // partitions it is the other way round. After a crash in between, only one of them exists,
+        // so both count. CPUs that the pod's record gives to another container are that one's: the
         // container whose record has them, too, has ended, or is to get them.
         let recorded = pod.record.as_ref().map(|record| &record.assignment);
         for (name, cpus) in recorded.into_iter().flat_map(PodAssignment::entries) {
@@ -526,7 +526,7 @@ impl Ledger {
         }
     }
 
-    /// Reports exclusive CPUs without any record, and excludes the CPUs from assignments.
+    /// Reports exclusive CPUs without any record, and excludes them from assignments.
     fn exclude(&mut self, path: &str, cpus: &CpuSet) {
         self.excluded = self.excluded.union(cpus);
         self.unexplained.push(format!(

@@ -1,18 +1,20 @@
 //! Which container owns which CPUs, and the steps from the observed to the desired state.
 //!
-//! Pinfold keeps no state file. Each cgroup that Pinfold writes to carries an [`AssignmentRecord`]: an extended
-//! attribute that the kernel keeps with the cgroup and drops with the cgroup. The pod's record says which container
-//! owns which CPUs, as long as the pod lives. The container's record holds the container's assignment and earlier
-//! settings. A restart reads the cgroups ([`Observed`], [`Ledger`]) and knows everything.
+//! Pinfold keeps no state file. Each cgroup that it writes to carries an [`AssignmentRecord`]: an
+//! extended attribute that the kernel keeps with the cgroup and drops with it. The pod's record
+//! says which container owns which CPUs, as long as the pod lives. The container's record holds the
+//! container's assignment and earlier settings. A restart reads the cgroups ([`Observed`],
+//! [`Ledger`]) and knows everything.
 //!
-//! [`decide`](decide::decide) turns pods, policy and ledger into the desired owners of CPUs. [`plan`] turns the
-//! observed and the desired state into [`Step`]s. [`plan`] is a pure function. Once the states match, the plan is
-//! empty. [`apply`] carries steps out and reads the kernel's values back. [`drift`] reports where the kernel differs
-//! from the ledger.
+//! [`decide`](decide::decide) turns pods, policy and ledger into the desired owners of CPUs.
+//! [`plan`], a pure function, turns the observed and the desired state into [`Step`]s, and into
+//! none once the states match. [`apply`] carries the steps out and reads the kernel's values back.
+//! [`drift`] reports where the kernel differs from the ledger.
 //!
-//! With enforcement `partition`, the kernel keeps every other task off an owner's CPUs, tasks outside the pods' cgroups
-//! included. The ledger also counts a live partition without a record. With `cpuset`, Pinfold writes the exclusive set
-//! on the owner's cgroup and the containers' CPUs on the pod's cgroup. All remaining containers get the shared set.
+//! With enforcement `partition`, the kernel keeps every other task off an owner's CPUs, tasks
+//! outside the pods' cgroups included. The ledger also counts a live partition without a record.
+//! With `cpuset`, Pinfold writes the exclusive set on the owner's cgroup and the containers' CPUs
+//! on the pod's cgroup, and all other containers get the shared set.
 
 #![warn(clippy::too_many_lines, clippy::excessive_nesting)]
 

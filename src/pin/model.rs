@@ -1,5 +1,5 @@
-//! The values passed between the stages of a turn: assignments, the desired state, the
-//! steps of a plan.
+//! The values passed between the stages of a turn: assignments, the desired state, the steps of a
+//! plan.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
@@ -30,7 +30,6 @@ named! {
 }
 
 named! {
-    /// Why a node has its enforcement.
     #[derive(Debug, Clone, Copy, PartialEq, Eq)]
     pub enum EnforcementCause {
         /// The configuration names the enforcement.
@@ -70,18 +69,18 @@ pub enum Step {
         cpus: CpuSet,
         reason: Reason,
     },
-    /// Sets the CPUs a cgroup may hold as exclusive; an empty set clears the CPUs.
+    /// Sets the CPUs a cgroup may hold as exclusive; an empty set clears them.
     Exclusive {
         path: String,
         cpus: CpuSet,
-        /// The CPUs required in force afterwards, if the cgroup is a partition.
+        /// The CPUs that must be in force afterwards, if the cgroup is a partition.
         in_force: Option<CpuSet>,
     },
-    /// Makes a cgroup a partition, or turns a partition back into a member.
+    /// Makes a cgroup a partition, or turns it back into a member.
     Partition {
         path: String,
         kind: PartitionKind,
-        /// The CPUs required in force afterwards; `None` for a member.
+        /// The CPUs that must be in force afterwards; `None` for a member.
         in_force: Option<CpuSet>,
     },
     /// Sets the NUMA nodes for a cgroup's memory.
@@ -90,13 +89,13 @@ pub enum Step {
     Quota { path: String, quota: Quota },
 }
 
-/// The reason for a write of a cgroup's CPUs.
+/// Why a cgroup's CPUs are written.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Reason {
     /// A pod's cgroup must hold the CPUs of its containers.
     Pod,
-    /// The container gives up CPUs, for a new owner or because the container's assignment shrinks.
+    /// The container gives up CPUs, for a new owner or because its assignment shrinks.
     Narrow,
     /// The container owns the CPUs.
     Own,
@@ -113,9 +112,9 @@ pub enum Reason {
 /// The desired state of the kernel.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Desired {
-    /// Online CPUs. Only online CPUs can be in force.
+    /// Online CPUs, because no others can be in force.
     pub online: CpuSet,
-    /// Online CPUs that the cgroups above the pods do not offer: no pod can use them.
+    /// Online CPUs that the cgroups above the pods do not offer, so that no pod can use them.
     pub withheld: CpuSet,
     /// The NUMA nodes with memory that pods may use.
     pub all_memory: CpuSet,
@@ -124,7 +123,7 @@ pub struct Desired {
     /// The plan of each known pod, and of each unknown pod with exclusive CPUs.
     pub pods: BTreeMap<PodUid, PodPlan>,
     /// Cgroups whose partition the kernel refused a moment ago. The plan starts no partition on
-    /// these cgroups, and adds no CPUs to a live partition.
+    /// them, and adds no CPUs to a live one.
     pub held_back: BTreeSet<String>,
 }
 
@@ -136,8 +135,8 @@ pub struct PodPlan {
     pub name: Option<ObjectName>,
     /// Whether the container runtime has told the name of a static pod.
     pub confirmed: bool,
-    /// Names of the init containers, which run on the CPUs of their pod. Without a description of the pod, these are the
-    /// containers that do so, by their ids if nobody has told their names.
+    /// Names of the init containers, which run on the CPUs of their pod. Without a description of
+    /// the pod, these are the containers that do so, by their ids if nobody has told their names.
     pub init_containers: Vec<String>,
     /// Whether all containers except init containers own CPUs. If so, the plan lifts the pod's own
     /// quota, too.
@@ -148,8 +147,8 @@ pub struct PodPlan {
     pub free_memory: bool,
     /// Whether the pod allows moves of running containers, including their memory.
     pub movable: bool,
-    /// Whether the pod asks for isolated partitions, which have no load balancing. The containers
-    /// bind their own threads.
+    /// Whether the pod asks for isolated partitions, which have no load balancing, because its
+    /// containers bind their own threads.
     pub isolated: bool,
     /// Whether the kernel's unbound work queues have yet to leave the CPUs of an isolated pod.
     /// Until then, no partition of the pod may become isolated, and no isolated partition may gain
@@ -233,7 +232,7 @@ impl Desired {
             .unwrap_or_default()
     }
 
-    /// The plan of the pod with the given uid, for a change. A missing plan is added.
+    /// The plan of the pod with the given uid, for a change. A missing one is added.
     pub fn pod_mut(&mut self, uid: &str) -> &mut PodPlan {
         self.pods.entry(uid.into()).or_default()
     }
@@ -255,8 +254,8 @@ impl Desired {
         self.online.difference(&self.withheld)
     }
 
-    /// The CPUs that pods can use and that have no desired owner. CPUs of an unreadable record are shared only if nothing
-    /// else is left.
+    /// The CPUs that pods can use and that have no desired owner. CPUs of an unreadable record are
+    /// shared only if nothing else is left.
     pub fn shared(&self) -> CpuSet {
         let unowned = self.available().difference(&self.exclusive());
         let shared = unowned.difference(&self.perhaps_owned);
@@ -276,8 +275,8 @@ impl Desired {
 // === impl PodPlan ===
 
 impl PodPlan {
-    /// Whether the container runtime has confirmed the pod's name in the record. The record of an
-    /// unknown pod keeps its value.
+    /// Whether the container runtime has confirmed the pod's name in the record. That of an unknown
+    /// pod keeps its value.
     pub(super) fn is_confirmed(&self, record: Option<&AssignmentRecord>) -> bool {
         if self.name.is_some() {
             self.confirmed

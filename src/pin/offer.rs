@@ -11,11 +11,12 @@ use crate::host::cgroup::{Cpuset, is_within};
 // === impl Observed ===
 
 impl Observed {
-    /// The CPUs that the cgroups above the pods offer; `None` if no cgroup above the pods has a set.
+    /// The CPUs that the cgroups above the pods offer; `None` if none of these has a set.
     ///
-    /// The kernel takes a partition's CPUs out of the effective sets above, so the CPUs of the pods' own partitions
-    /// count as well. Lost CPUs are in no set, which says nothing about a limit. A pod can be in any tree, so with
-    /// several trees only the CPUs that each of them offers count.
+    /// The kernel takes a partition's CPUs out of the effective sets above, so the CPUs of the
+    /// pods' own partitions count as well. Lost CPUs are in no set, which says nothing about a
+    /// limit. A pod can be in any tree, so with several trees only the CPUs that each of them
+    /// offers count.
     pub(super) fn offered(&self, lost: &CpuSet) -> Option<CpuSet> {
         let trees = self.surroundings.trees.iter();
         let offers = trees.filter_map(|tree| self.offered_by(tree, lost));
@@ -25,7 +26,8 @@ impl Observed {
     fn offered_by(&self, tree: &str, lost: &CpuSet) -> Option<CpuSet> {
         let above = &self.surroundings.above;
         let own = above.iter().find(|above| above.path == tree)?;
-        // No process can be in a cgroup of v1 without CPUs, so the kubelet has yet to write this set.
+        // On v1 no process can be in a cgroup without CPUs, so the kubelet has yet to write this
+        // set.
         if own.cpuset.effective.is_empty() {
             return None;
         }
@@ -38,12 +40,14 @@ impl Observed {
             .map(|one| &one.cgroup.cpuset);
         let live = cpusets.filter(|cpuset| cpuset.partition.is_live());
         let partitions = union(live.map(|cpuset| &cpuset.effective));
-        // CPUs that return from being offline are on offer as soon as they are online: the plan widens the tree first.
+        // CPUs that return from being offline are on offer as soon as they are online, because the
+        // plan widens the tree first.
         let returning = |cpuset: &Cpuset| cpuset.narrowed_from.clone().unwrap_or_default();
         let mut offered = own.cpuset.effective.union(&partitions).union(lost);
         offered = offered.union(&returning(&own.cpuset));
-        // A partition of earlier times may lie outside a later limit. And on v2, a cgroup has its parent's CPUs in force
-        // while none of its written CPUs is free, which makes no more CPUs available.
+        // A partition of earlier times may lie outside a later limit. And on v2, a cgroup has its
+        // parent's CPUs in force while none of its written CPUs is free, which makes no more CPUs
+        // available.
         let limits = above.iter().filter(|above| is_within(tree, &above.path));
         for limit in limits.map(|above| &above.cpuset) {
             if !limit.cpus.is_empty() {
@@ -86,7 +90,7 @@ impl Ledger {
         self.exclusive().union(&self.excluded).union(&withheld)
     }
 
-    /// The assignments with withheld CPUs, a sentence each. The assignments stay, because Pinfold moves no
+    /// The assignments with withheld CPUs, a sentence each. They stay, because Pinfold moves no
     /// running container.
     pub fn on_withheld_cpus(&self, observed: &Observed, online: &CpuSet) -> Vec<String> {
         let available = self.available(online);

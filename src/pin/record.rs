@@ -1,9 +1,9 @@
-//! [`AssignmentRecord`]: Pinfold's record on a cgroup, in an extended attribute with the lifetime
-//! of the cgroup.
+//! [`AssignmentRecord`]: Pinfold's record on a cgroup, in an extended attribute that lasts as long
+//! as the cgroup.
 //!
-//! A record holds the CPUs of each container and the cgroup's earlier settings. With the records, a
-//! restarted agent knows all assignments, and a release can restore all settings. Pinfold keeps no
-//! state file, which could contradict the kernel.
+//! A record holds the CPUs of each container and the cgroup's earlier settings, so that a restarted
+//! agent knows all assignments, and a release can restore all settings. Pinfold keeps no state
+//! file, which could contradict the kernel.
 
 use serde::{Deserialize, Serialize};
 
@@ -11,8 +11,7 @@ use super::assignment::PodAssignment;
 use crate::cpu::CpuSet;
 use crate::host::cgroup::Quota;
 
-/// The format version of assignment records and of CPU isolation's records. No further version
-/// exists.
+/// The format version of assignment records and of CPU isolation's records, the only one so far.
 pub(super) const VERSION: u32 = 1;
 
 /// Pinfold's record on the cgroup of a pod or a container.
@@ -25,8 +24,8 @@ pub struct AssignmentRecord {
     /// Name of the pod, if known.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub pod: String,
-    /// The exclusive CPUs. A pod's cgroup has the CPUs of all containers. A container's cgroup has
-    /// the CPUs of at most one container.
+    /// The exclusive CPUs. A pod's cgroup has those of all its containers, and a container's cgroup
+    /// has those of at most one container.
     #[serde(
         rename = "claims",
         default,
@@ -35,11 +34,11 @@ pub struct AssignmentRecord {
     )]
     pub assignment: PodAssignment,
     /// Whether a status or the container runtime identified the container by its runtime id.
-    /// Records of earlier versions lack the field, and some lie on a sandbox's cgroup.
+    /// Records of earlier versions lack this, and some of them lie on a sandbox's cgroup.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub by_id: bool,
-    /// On a static pod's cgroup: whether the container runtime has told namespace and name. A
-    /// record based on a mirror pod alone is no evidence.
+    /// On a static pod's cgroup: whether the container runtime has told namespace and name. What a
+    /// mirror pod alone says is no evidence.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub confirmed: bool,
     /// The cgroup's settings from before Pinfold's first write.
@@ -51,7 +50,7 @@ pub struct AssignmentRecord {
 pub struct EarlierSettings {
     /// `cpuset.cpus`; empty if the set was unwritten (cgroup v2).
     pub cpus: CpuSet,
-    /// The quota before Pinfold lifted the quota.
+    /// The quota before Pinfold lifted it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub quota: Option<Quota>,
     /// The NUMA nodes in `cpuset.mems` before Pinfold's first choice; empty if the set was
@@ -79,7 +78,6 @@ pub enum RecordError {
 // === impl RecordError ===
 
 impl RecordError {
-    /// The error of a text that the parser refuses.
     pub(super) fn malformed(text: &str) -> impl Fn(serde_json::Error) -> Self {
         move |source| Self::Malformed {
             text: text.to_owned(),
@@ -135,8 +133,8 @@ impl AssignmentRecord {
     }
 }
 
-/// Assignments as JSON: the CPUs of each container by name, and the idle CPUs under a name
-/// forbidden for containers.
+/// Assignments as JSON: the CPUs of each container by name, and the idle CPUs under a name that no
+/// container can have.
 mod assignments {
     use std::collections::BTreeMap;
 

@@ -16,15 +16,13 @@ use crate::pod::{
     self, ContainerKind, Entitlement, PodRole, Qos, RecognizedPod, ThreadEnvironment, ThreadStatus,
 };
 
-/// The state of the node at a single moment.
 #[derive(Debug, Clone, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Snapshot {
-    /// How assignments are enforced.
     pub enforcement: Enforcement,
     #[serde(skip)]
     pub enforcement_cause: EnforcementCause,
-    /// The reason for the enforcement, as a sentence.
+    /// Why the node has this enforcement, as a sentence.
     pub enforcement_reason: String,
     pub online: CpuSet,
     /// CPUs excluded from assignments.
@@ -39,8 +37,7 @@ pub struct Snapshot {
     pub lost: CpuSet,
     /// The layout of the CPUs: which CPUs belong together.
     pub layout: Arc<Layout>,
-    /// The result of CPU isolation; `None` if CPU isolation is off, no knob is moved and no knob
-    /// failed.
+    /// The result of CPU isolation; `None` if it is off, no knob is moved and no knob failed.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub cpu_isolation: Option<IsolationReport>,
     /// Containers of the known pods.
@@ -49,7 +46,7 @@ pub struct Snapshot {
     pub unknown_owners: Vec<UnknownOwner>,
     /// Unrepaired differences between the kernel and the ledger.
     pub drift: Vec<Drift>,
-    /// Unexplained exclusive CPUs and records. Pinfold leaves the cgroups alone.
+    /// Unexplained exclusive CPUs and records. Pinfold leaves their cgroups alone.
     pub unexplained: Vec<String>,
     /// Errors of the last turn of the reconciler.
     pub errors: Vec<String>,
@@ -59,19 +56,16 @@ pub struct Snapshot {
 #[derive(Debug, Clone, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct ContainerState {
-    /// The pod's namespace.
     pub namespace: String,
-    /// The pod's name.
     pub pod: String,
-    /// The container's name.
     pub container: String,
     /// The uid in the name of the pod's cgroup, if known.
     pub uid: Option<String>,
-    /// The uid of the Pod object, if the API server or a manifest tells it. The Pod object of a static pod is its mirror pod,
-    /// and the cgroup has another uid.
+    /// The uid of the Pod object, if the API server or a manifest tells it. For a static pod, that
+    /// is its mirror pod, and the cgroup has another uid.
     #[serde(skip)]
     pub api_uid: Option<String>,
-    /// The container's kind, which decides when the container runs.
+    /// The container's kind, which decides when it runs.
     pub kind: ContainerKind,
     pub role: PodRole,
     /// The training job of the pod, if known.
@@ -79,7 +73,6 @@ pub struct ContainerState {
     /// The pod's number among the pods of its role, if known.
     pub index: Option<u32>,
     pub evidence: String,
-    /// The pod's QoS class.
     pub qos: Qos,
     pub host_network: bool,
     /// The entitlement according to policy, with the reason.
@@ -96,11 +89,10 @@ pub struct ContainerState {
     /// The NUMA nodes that the container's memory may come from, as written to its cgroup; `None` without a cgroup, and if
     /// nothing was written.
     pub memory: Option<CpuSet>,
-    /// The path of the container's cgroup.
     pub cgroup: Option<String>,
     pub running: bool,
-    /// Whether the container was ever created. The evidence is a cgroup, the container runtime, or
-    /// the API.
+    /// Whether the container was ever created, by the evidence of a cgroup, the container runtime,
+    /// or the API.
     pub created: bool,
     pub threads: ThreadEnvironment,
     /// Environment variables injected by the container runtime at Pinfold's request; `None` without
@@ -112,7 +104,7 @@ pub struct ContainerState {
     pub note: Option<String>,
     /// Seconds from the first instruction to the assignment in force, if observed.
     pub unpinned_seconds: Option<f64>,
-    /// The source of a refusal, if any. `note` or the entitlement's reason explains the refusal.
+    /// The source of a refusal, if any. `note` or the entitlement's reason explains it.
     pub refused: Option<RefusalSource>,
     /// The container's exclusive CPUs in force at the agent's start; `None` for a later container.
     pub at_start: Option<CpuSet>,
@@ -126,8 +118,9 @@ pub struct ContainerState {
 // === impl ContainerState ===
 
 impl ContainerState {
-    /// The uid of the Pod object, as in other metrics about pods. Empty if it is not known: the kubelet names the cgroup of a
-    /// static pod after a hash of the manifest, which is no uid of an object.
+    /// The uid of the Pod object, as in other metrics about pods. Empty if it is not known: the
+    /// kubelet names the cgroup of a static pod after a hash of the manifest, which is no uid of an
+    /// object.
     pub fn object_uid(&self) -> &str {
         let is_uid = |uid: &&String| uid.contains('-');
         let cgroup_uid = self.uid.as_ref().filter(is_uid);
@@ -157,22 +150,20 @@ pub struct Repaired {
     pub others: Vec<Neighbour>,
 }
 
-/// An unknown pod with exclusive CPUs. The pod keeps the CPUs.
+/// An unknown pod with exclusive CPUs, which it keeps.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct UnknownOwner {
-    /// The pod's cgroup.
     pub cgroup: String,
     /// The pod's namespace at the time of the assignment.
     pub namespace: String,
     /// The pod's name.
     pub pod: String,
-    /// The pod's CPUs.
     pub cpus: CpuSet,
 }
 
 /// Describes the containers of known pods, from decisions and observed cgroups.
 ///
-/// `threads` computes a container's thread environment from the container's assigned CPUs.
+/// `threads` computes a container's thread environment from its assigned CPUs.
 pub fn containers(
     pods: &[Arc<RecognizedPod>],
     topology: &Topology,

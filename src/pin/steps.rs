@@ -1,8 +1,8 @@
 //! [`plan`] turns the observed and the desired state into steps.
 //!
 //! Each enforcement has a module for its plans. With [`partition`], the kernel itself keeps all
-//! foreign tasks off an owner's CPUs. With [`cpuset`], Pinfold narrows every non-owner's cgroup.
-//! [`release`](release()) hands all CPUs back, whatever the enforcement was.
+//! foreign tasks off an owner's CPUs, and with [`cpuset`], Pinfold narrows every non-owner's
+//! cgroup. [`release`](release()) hands all CPUs back, whatever the enforcement was.
 
 mod cpuset;
 mod memory;

@@ -1,8 +1,8 @@
 //! [`commands`]: the simple commands of a container's command line, as a shell would separate them.
 //!
-//! A command line is often a script that is passed to a shell as one argument. To see which options belong to which
-//! program, the script is split as a shell splits it: quotes, comments, separators, redirections and here-documents.
-//! Nothing is expanded, so `$N` and `$(nproc)` stay as they are.
+//! A command line is often a script that is passed to a shell as one argument. To see which options
+//! belong to which program, it is split as a shell splits it: quotes, comments, separators,
+//! redirections and here-documents. Nothing is expanded, so `$N` and `$(nproc)` stay as they are.
 
 use std::iter::Peekable;
 use std::str::Chars;

@@ -29,8 +29,8 @@ pub(super) fn is_preference(annotation: &str) -> bool {
     name.is_some_and(|name| NAMES.contains(&name))
 }
 
-/// Preferences for the exclusive CPUs of a pod's containers. The configuration has the defaults. An annotation of
-/// the pod overrides the default of the same name.
+/// Preferences for the exclusive CPUs of a pod's containers. The configuration has the defaults,
+/// and an annotation of the pod overrides the default of the same name.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields, default)]
 pub struct CpuPreferences {
@@ -110,7 +110,7 @@ pub enum Balancing {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum MemoryPolicy {
-    /// The NUMA nodes of the container's CPUs, if the nodes have room for the memory limit.
+    /// The NUMA nodes of the container's CPUs, if they have room for the memory limit.
     #[default]
     Follow,
     /// All NUMA nodes.

@@ -19,7 +19,7 @@ pub enum Entitlement {
         reason: String,
     },
     Shared {
-        /// The reason, and if helpful, the remedy.
+        /// The reason, and if it helps, the remedy.
         reason: String,
     },
     /// An init container's entitlement: the union of the CPUs of the pod's app containers and sidecars, exclusive
@@ -53,8 +53,8 @@ pub struct Policy {
     /// Pods that count in addition to recognised pods.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub selector: Option<Selector>,
-    /// Whether only training pods get exclusive CPUs. Otherwise every pod counts, as with the kubelet's static
-    /// policy.
+    /// Whether only training pods get exclusive CPUs. Otherwise every pod counts, as with the
+    /// kubelet's static policy.
     pub training_only: bool,
 }
 
@@ -100,10 +100,10 @@ pub fn training(pod: &Pod, recognition: &Recognition, policy: &Policy) -> Traini
 
 /// The entitlement of a container.
 ///
-/// Exclusive CPUs need a training pod of QoS class Guaranteed and a CPU limit that is a whole number, at least 1.
-/// The annotation `shared` always wins. An unknown value of the annotation counts as `shared`, since unwanted
-/// exclusive CPUs are the worse mistake. An init container inherits the CPUs of the pod's containers. Sidecars
-/// count like app containers.
+/// Exclusive CPUs need a training pod of QoS class Guaranteed and a CPU limit that is a whole
+/// number, at least 1. The annotation `shared` always wins. An unknown value of it counts as
+/// `shared`, since unwanted exclusive CPUs are the worse mistake. An init container inherits the
+/// CPUs of the pod's containers, and sidecars count like app containers.
 pub fn entitlement(pod: &RecognizedPod, container: &Container, policy: &Policy) -> Entitlement {
     match decide(pod, container, policy) {
         Ok((cpus, reason)) => Entitlement::Exclusive { cpus, reason },
@@ -119,7 +119,8 @@ pub fn is_denied(pod: &RecognizedPod, container: &Container, policy: &Policy) ->
         entitlement(pod, container, policy),
         Entitlement::Shared { .. }
     );
-    // If every pod counts, most containers are without exclusive CPUs on purpose. The setting is ignored here.
+    // If every pod counts, most containers are without exclusive CPUs on purpose, so the setting is
+    // ignored here.
     let policy = Policy {
         training_only: true,
         ..policy.clone()
@@ -249,8 +250,8 @@ pub fn is_required(pod: &Pod) -> bool {
     )
 }
 
-/// The annotation, if set. `exclusive` and `required` both mean exclusive CPUs. [`is_required`] distinguishes the two
-/// values.
+/// The annotation, if set. `exclusive` and `required` both mean exclusive CPUs; [`is_required`]
+/// tells them apart.
 fn cpus_annotation(pod: &Pod) -> Option<CpusAnnotation<'_>> {
     Some(match pod.annotations.get(CPUS_ANNOTATION)?.as_str() {
         value @ ("exclusive" | "required") => CpusAnnotation::Exclusive(value),

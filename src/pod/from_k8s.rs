@@ -1,8 +1,9 @@
 //! [`Pod::from_k8s`]: an API object as a [`Pod`], with the defaults that the API server would fill in.
 //!
-//! An in-place resize changes the spec at once, and the kubelet may defer or refuse the resize. The CPUs of a
-//! container are therefore the CPUs that the kubelet has allocated: `allocatedResources` in the container's status.
-//! Without the field, the limit in force counts while a resize is pending. Otherwise the spec counts.
+//! An in-place resize changes the spec at once, but the kubelet may defer or refuse it. The CPUs of
+//! a container are therefore those that the kubelet has allocated: `allocatedResources` in the
+//! container's status. Without this field, the limit in force counts while a resize is pending, and
+//! otherwise the spec.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -72,8 +73,9 @@ pub enum PodError {
 impl Pod {
     /// The pod that an API object describes.
     ///
-    /// Ephemeral containers are left out: debug containers have no resources. A pod without a name is called by
-    /// `generateName`. An object without containers, as a watch may deliver, is accepted.
+    /// Ephemeral containers are left out, because debug containers have no resources. A pod without
+    /// a name is called by `generateName`. An object without containers, as a watch may deliver, is
+    /// accepted.
     pub fn from_k8s(pod: PodObject) -> Result<Self, PodError> {
         let mut metadata = pod.metadata.unwrap_or_default();
         let node_keys = pod.spec.as_ref().map(node_keys).unwrap_or_default();
@@ -170,7 +172,8 @@ fn containers_of(
 /// The annotation of a static pod, and of its mirror pod, with the uid in the name of the static pod's cgroup.
 const CONFIG_HASH: &str = "kubernetes.io/config.hash";
 
-/// The annotation by which the API server recognises a mirror pod. The kubelet repeats the uid of [`CONFIG_HASH`].
+/// The annotation by which the API server recognises a mirror pod. The kubelet repeats the uid of
+/// [`CONFIG_HASH`] in it.
 const CONFIG_MIRROR: &str = "kubernetes.io/config.mirror";
 
 /// The static pod that a mirror pod names. Both annotations must agree, and a Node must own the pod.
@@ -221,7 +224,7 @@ fn node_keys(spec: &object::PodSpec) -> BTreeSet<String> {
 }
 
 struct ContainerInStatus {
-    /// The runtime's id, without the prefix with the runtime's name.
+    /// The runtime's id, without the prefix that names the runtime.
     runtime_id: Option<String>,
     granted: AllocatedCpu,
     /// The exit code of a container that has ended. A missing code counts as a failure.
@@ -239,8 +242,8 @@ enum RestartPolicy {
 // === impl RestartPolicy ===
 
 impl RestartPolicy {
-    /// The policy of a container, or else of its pod. A container with rules of its own counts as always restarted: nothing
-    /// may be taken from a container that comes back.
+    /// The policy of a container, or else of its pod. A container with rules of its own counts as
+    /// always restarted, because nothing may be taken from a container that comes back.
     fn of(container: &object::ContainerObject, pod: Option<&str>) -> Self {
         let has_rules = container.restart_policy_rules.as_ref();
         if has_rules.is_some_and(|rules| !rules.is_empty()) {
@@ -273,7 +276,8 @@ struct AllocatedCpu {
 // === impl AllocatedCpu ===
 
 impl AllocatedCpu {
-    /// Replaces the amounts of the spec. A limit equal to the request is allocated together with the request.
+    /// Replaces the amounts of the spec. A limit equal to the request is allocated together with
+    /// it.
     fn replace(self, spec: &mut Resources) {
         let Some(request) = spec.cpu_request else {
             return;
@@ -458,8 +462,8 @@ fn within_limit(resources: &Resources, path: &str) -> Result<(), PodError> {
     )
 }
 
-/// Fills in pod-level requests: the sum that the containers request at the same time, otherwise the pod-level
-/// limits. A pod without pod-level limits gets no defaults.
+/// Fills in pod-level requests: the sum that the containers request at the same time, otherwise the
+/// pod-level limits. A pod without pod-level limits gets no defaults.
 fn default_pod_requests(pod: &mut Resources, containers: &[Container]) {
     if pod.cpu_limit.is_none() && pod.memory_limit.is_none() {
         return;
@@ -477,7 +481,7 @@ fn default_pod_requests(pod: &mut Resources, containers: &[Container]) {
 
 /// The most that a pod's containers request at the same time; `None` without any request.
 ///
-/// App containers run beside all sidecars. An init container runs beside the sidecars that start earlier.
+/// App containers run beside all sidecars, an init container only beside those that start earlier.
 fn requested_together(
     containers: &[Container],
     amount: fn(&Resources) -> Option<u64>,

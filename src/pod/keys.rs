@@ -14,7 +14,6 @@ pub struct ObjectName {
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct ContainerKey {
     pub uid: PodUid,
-    /// The container's name.
     pub container: String,
 }
 

@@ -1,9 +1,9 @@
 //! [`launched`]: the processes that a container's command line starts side by side.
 //!
-//! Each launcher is a row of [`LAUNCHERS`]. A launcher's options end at the first word that is neither an option nor an
-//! option's value: the program that the launcher starts, whose own options mean something else. The options and the
-//! numbers of processes agree with torchrun of PyTorch 2.9, accelerate 1.15, DeepSpeed, Horovod, and with Open MPI 5,
-//! MPICH 5 and Intel MPI 2021, which were tried.
+//! Each launcher is a row of [`LAUNCHERS`]. Its options end at the first word that is neither an
+//! option nor an option's value: the program that it starts, whose own options mean something else.
+//! The options and the numbers of processes agree with torchrun of PyTorch 2.9, accelerate 1.15,
+//! DeepSpeed, Horovod, and with Open MPI 5, MPICH 5 and Intel MPI 2021, which were tried.
 
 pub(super) use self::numbers::{Launch, by_variable};
 use self::numbers::{Options, accelerate, deepspeed, option_name, ranks, short, torchrun};
@@ -27,8 +27,8 @@ const KEYWORDS: [&str; 9] = [
 pub(super) struct Found {
     /// The launches. Parts of a script that only prepare or clean up are no launches.
     pub(super) launches: Vec<Launch>,
-    /// The first program that starts other programs with a fresh environment, so that they do not get the container's
-    /// variables.
+    /// The first program that starts other programs with a fresh environment, so that they do not
+    /// get the container's variables.
     pub(super) fresh: Option<&'static str>,
 }
 
@@ -71,8 +71,8 @@ impl<'a> Search<'a> {
             }
             let before = self.found.len();
             let program = self.command(&words, depth);
-            // Without a launcher, a loop is the launcher. Loops also copy files or wait, so only Python and programs
-            // with a path count.
+            // Without a launcher, a loop is the launcher. Loops also copy files or wait, so only
+            // Python and programs with a path count.
             let computes = |program: &&str| is_python(base_name(program)) || program.contains('/');
             if let Some(program) = program.filter(computes)
                 && loops > 0
@@ -84,7 +84,7 @@ impl<'a> Search<'a> {
         }
     }
 
-    /// Looks for a launcher in a simple command. The answer is the program.
+    /// Looks for a launcher in a simple command, and returns the program.
     fn command<'w>(&mut self, words: &'w [String], depth: usize) -> Option<&'w str> {
         let mut words = words;
         while let Some((first, rest)) = words.split_first() {
@@ -195,14 +195,16 @@ impl<'a> Search<'a> {
         }
     }
 
-    /// A program that is no known launcher. An option for the number of processes shows that it is one all the same.
+    /// A program that is no known launcher. If it has an option for the number of processes, it is
+    /// one all the same.
     fn foreign(&mut self, words: &[String], depth: usize) {
         let mut names = words.iter().map(|word| option_name(word));
         let Some(at) = names.position(|name| name.as_deref() == Some("nproc-per-node")) else {
             return;
         };
         match (words.get(at), words.first()) {
-            // The program is the image's, which a manifest does not show: most likely torchrun.
+            // The program is the image's, which a manifest does not show. Most likely it is
+            // torchrun.
             (_, Some(first)) if first.starts_with('-') => {
                 self.launch(&TORCHRUN, "torchrun", words, depth);
             }
@@ -234,8 +236,8 @@ impl<'a> Search<'a> {
         self.found.extend(own);
     }
 
-    /// The processes that MPI or Horovod starts in this container; none if they all start on other hosts. The program
-    /// of each process may be a launcher, too.
+    /// The processes that MPI or Horovod starts in this container; none if they all start on other
+    /// hosts. The program of each process may be a launcher, too.
     fn ranks(
         &mut self,
         launcher: &Launcher,

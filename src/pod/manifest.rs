@@ -1,8 +1,8 @@
 //! [`parse`]: pods from YAML or JSON text.
 //!
-//! Each document is read twice. The first reading gives the kind, so that an error about a Deployment names the
-//! Deployment. The second reading gives the pods. As in Kubernetes, YAML numbers and booleans are not strings: a
-//! label `CASE: 2` is an error, and the error advises quotes.
+//! Each document is read twice: first for the kind, so that an error about a Deployment names the
+//! Deployment, and then for the pods. As in Kubernetes, YAML numbers and booleans are not strings:
+//! a label `CASE: 2` is an error, which advises quotes.
 
 use std::collections::HashSet;
 
@@ -18,7 +18,6 @@ const MAX_TEXT: usize = 64 << 20;
 /// Why a text is not a list of pods. Documents count from 1, without empty documents.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum ManifestError {
-    /// A text that is too long to be a list of pods.
     #[error("{origin}: {size} bytes, more than the limit of {MAX_TEXT}: split the file")]
     TooLong {
         /// The source of the text.
@@ -104,9 +103,10 @@ fn of_item(item: Option<usize>) -> String {
 
 /// The pods of a text, in order.
 ///
-/// The text is YAML or JSON and may hold many documents: a Pod, a PodList or a List of Pods each. Items of a list
-/// may lack `kind` and `apiVersion`, as in the API server's answers. `source` names the text in errors. The first
-/// error fails the whole text, since half of a file would be surprising.
+/// The text is YAML or JSON and may hold many documents: a Pod, a PodList or a List of Pods each.
+/// Items of a list may lack `kind` and `apiVersion`, as in the API server's answers. `source` names
+/// the text in errors. The first error fails the whole text, since half of a file would be
+/// surprising.
 pub fn parse(text: &str, source: &str) -> Result<Vec<Pod>, ManifestError> {
     let origin = || source.to_owned();
     if text.len() > MAX_TEXT {
@@ -262,8 +262,8 @@ impl ManifestDocument {
     }
 }
 
-/// Whether the API server would accept the restart policies. An object of the API server needs no check, because newer
-/// servers may have more policies.
+/// Whether the API server would accept the restart policies. An object of the API server is not
+/// checked, because newer servers may have more policies.
 fn check_restart_policies(pod: &PodObject) -> Result<(), PodError> {
     let Some(spec) = &pod.spec else { return Ok(()) };
     let init = spec.init_containers.iter().flatten().zip(0..);

@@ -1,27 +1,30 @@
 //! Pods and their entitlement: QoS, role, CPUs, thread environment.
 //!
-//! Every function depends on values only. The input is a [`Pod`] from a manifest, the API server or the container
-//! runtime. The output is a decision with a readable reason. The module knows neither free CPUs, nor current
-//! assignments, nor the time.
+//! Every function depends on values only. The input is a [`Pod`] from a manifest, the API server or
+//! the container runtime, and the output is a decision with a readable reason. The module knows
+//! neither free CPUs, nor current assignments, nor the time.
 //!
 //! The steps, in the order of their dependence:
 //!
-//! 1. [`parse`] reads manifests, and [`Pod::from_k8s`] takes an API object. Both give the same [`Pod`], with the
-//!    API server's form of quantities ([`quantity`]) and with requests defaulted from limits.
-//! 2. [`qos`] computes the QoS class, as the API server does. A reported class is ignored: a manifest in a directory
-//!    has no status, and a decision must not depend on the source of the pod.
-//! 3. [`RecognizedPod`] holds what follows from a pod's texts. [`recognise`] gives the pod's role in a training job, with the label, variable or argument as evidence.
-//! 4. [`entitlement`] decides whether a container gets exclusive CPUs, and the number of CPUs.
+//! 1. [`parse`] reads manifests, and [`Pod::from_k8s`] takes an API object. Both give the same
+//!    [`Pod`], with the API server's form of quantities ([`quantity`]) and with requests defaulted
+//!    from limits.
+//! 2. [`qos`] computes the QoS class, as the API server does. A reported class is ignored, because
+//!    a manifest in a directory has no status, and a decision must not depend on the source of the
+//!    pod.
+//! 3. [`RecognizedPod`] holds what follows from a pod's texts. [`recognise`] gives the pod's role
+//!    in a training job, with the label, variable or argument as evidence.
+//! 4. [`entitlement`] decides whether a container gets exclusive CPUs, and how many.
 //! 5. [`cpu_preferences`] reads how the pod's owner wants the CPUs to be placed.
-//! 6. [`thread_environment`] sizes the container's thread pools from the container's CPUs.
-//! 7. [`verdict`] compares a running container's threads with the threads that the environment explains.
+//! 6. [`thread_environment`] sizes the container's thread pools from its CPUs.
+//! 7. [`verdict`] compares a running container's threads with those that the environment explains.
 //!
 //! Two annotations let a pod's owner decide: [`CPUS_ANNOTATION`] and [`THREADS_ANNOTATION`].
-//! [`PROCESSES_ANNOTATION`] gives a number that Pinfold can't read elsewhere. [`CpuPreferences`] has more
-//! annotations. All annotations belong to the pod and hold for all containers.
+//! [`PROCESSES_ANNOTATION`] gives a number that Pinfold can't read elsewhere. [`CpuPreferences`]
+//! has more annotations. All of them belong to the pod and hold for all its containers.
 //!
-//! Invariant: a value that the pod's owner has set wins, from any source. If the owner may have set a value where
-//! Pinfold can't see the value, Pinfold sets no value.
+//! Invariant: a value that the pod's owner has set wins, from any source. If the owner may have set
+//! one where Pinfold can't see it, Pinfold sets none.
 
 #![warn(clippy::too_many_lines, clippy::excessive_nesting)]
 
@@ -78,5 +81,6 @@ pub const CPUS_ANNOTATION: &str = "pinfold.io/cpus";
 /// The thread profile: `limit`, `openmp`, `embedding`, `ps` or `off`.
 pub const THREADS_ANNOTATION: &str = "pinfold.io/threads";
 
-/// The number of processes that share a container's CPUs, if the command line lacks the number: a positive integer.
+/// The number of processes that share a container's CPUs, if the command line doesn't tell: a
+/// positive integer.
 pub const PROCESSES_ANNOTATION: &str = "pinfold.io/processes";

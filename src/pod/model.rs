@@ -12,17 +12,17 @@ use crate::cpu::CpuSet;
 
 #[derive(Debug, Clone, PartialEq, Default)]
 pub struct Pod {
-    /// Namespace; `default` if the manifest names no namespace.
+    /// Namespace; `default` if the manifest names none.
     pub namespace: String,
     pub name: String,
-    /// The uid in the name of the pod's cgroup, if known. Annotations never change the uid.
+    /// The uid in the name of the pod's cgroup, if known. Annotations never change it.
     pub uid: Option<PodUid>,
     /// The object's uid at the API server, if known.
     pub api_uid: Option<ApiUid>,
-    /// The static pod that a mirror pod names. The agent decides whether to believe the mirror pod.
+    /// The static pod that a mirror pod names. The agent decides whether to believe it.
     pub mirror: Option<Mirror>,
-    /// Whether the container runtime has confirmed the cgroup's uid of a static pod. A mirror pod alone is no
-    /// confirmation.
+    /// Whether the container runtime has confirmed the cgroup's uid of a static pod. A mirror pod
+    /// alone doesn't confirm it.
     pub confirmed: bool,
     pub labels: Shared<BTreeMap<String, String>>,
     pub annotations: Shared<BTreeMap<String, String>>,
@@ -30,28 +30,29 @@ pub struct Pod {
     pub host_network: bool,
     /// The label keys of nodes in the pod's node selector and required node affinity.
     pub node_keys: BTreeSet<String>,
-    /// Whether the pod has finished (phase Succeeded or Failed). A finished pod is entitled to nothing.
+    /// Whether the pod has finished (phase Succeeded or Failed), and so is entitled to nothing.
     pub finished: bool,
     /// `spec.resources`: pod-level requests and limits.
     pub resources: Resources,
     /// All containers: init containers and sidecars first, in the manifest's order.
     pub containers: Vec<Container>,
-    /// `status.qosClass`, if the pod has a status. Decisions use [`qos`](super::qos); the reported class only shows
-    /// a difference.
+    /// `status.qosClass`, if the pod has a status. Decisions use [`qos`](super::qos); this one only
+    /// shows a difference.
     pub qos_reported: Option<Qos>,
     /// The source of the runtime ids of the pod's containers.
     pub ids: ContainerIds,
 }
 
-/// The source of the runtime ids of a pod's containers. The runtime ids show which cgroup belongs to which
+/// The source of the runtime ids of a pod's containers, which show which cgroup belongs to which
 /// container.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum ContainerIds {
-    /// The agent has neither an API server nor a container runtime. Only a status in the manifest gives ids.
+    /// The agent has neither an API server nor a container runtime, so only a status in the
+    /// manifest gives ids.
     #[default]
     NoSource,
-    /// The pod's status or the container runtime will give the ids soon. Until then, the sandbox looks like a
-    /// container.
+    /// The pod's status or the container runtime will give the ids soon. Until then, the sandbox
+    /// looks like a container.
     Awaited,
     Runtime,
 }
@@ -62,13 +63,12 @@ impl Pod {
         self.uid.as_ref().map(PodUid::as_str)
     }
 
-    /// The pod's namespace and name.
     pub fn object_name(&self) -> ObjectName {
         ObjectName::new(&*self.namespace, &*self.name)
     }
 
-    /// Whether the pod has the uid, or is a mirror pod that names the static pod with the uid. A mirror pod alone is
-    /// no evidence.
+    /// Whether the pod has the uid, or is a mirror pod that names the static pod with the uid. A
+    /// mirror pod alone is no evidence.
     pub fn names(&self, uid: &str) -> bool {
         let mirrored = self.mirror.as_ref().map(|mirror| mirror.uid.as_str());
         [self.cgroup_uid(), mirrored].contains(&Some(uid))
@@ -101,13 +101,13 @@ pub struct Container {
     pub image: String,
     /// `command` and `args`, joined in order.
     pub args: Shared<Vec<String>>,
-    /// The runtime's id, without the prefix `containerd://`, if the status has the id.
+    /// The runtime's id, without the prefix `containerd://`, if the status has it.
     pub runtime_id: Option<String>,
-    /// The CPUs that Pinfold gave the container in its answer to CreateContainer. The container runtime remembers this set
-    /// and writes it again with later changes of the container.
+    /// The CPUs that Pinfold gave the container in its answer to CreateContainer. The container
+    /// runtime remembers this set and writes it again with later changes of the container.
     pub given_cpus: Option<CpuSet>,
-    /// Whether the container has ended, and the restart policy does not start it again. Such a container is entitled to
-    /// nothing.
+    /// Whether the container has ended, and the restart policy does not start it again. It is then
+    /// entitled to nothing.
     pub ended: bool,
 }
 

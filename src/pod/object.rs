@@ -1,8 +1,8 @@
 //! [`PodObject`]: the part of a Kubernetes Pod that Pinfold reads.
 //!
-//! The types of the Kubernetes library have every field, in about two hundred structs. Each text format would add
-//! another copy of their decoding code. Fields that no struct here names are skipped, since newer versions of
-//! Kubernetes add fields.
+//! The types of the Kubernetes library have every field, in about two hundred structs, and each
+//! text format would add another copy of their decoding code. Fields that no struct here names are
+//! skipped, since newer versions of Kubernetes add fields.
 
 use std::collections::BTreeMap;
 
@@ -95,10 +95,10 @@ pub(super) struct ContainerObject {
     pub(super) command: Option<Vec<String>>,
     pub(super) args: Option<Vec<String>>,
     pub(super) env: Option<Vec<EnvVar>>,
-    /// Sources of more variables. Only the presence of a source counts.
+    /// Sources of more variables. All that counts is whether there is one.
     pub(super) env_from: Option<Vec<IgnoredAny>>,
     pub(super) restart_policy: Option<String>,
-    /// Exceptions to the restart policy. Only the presence of a rule counts.
+    /// Exceptions to the restart policy. All that counts is whether there is one.
     pub(super) restart_policy_rules: Option<Vec<IgnoredAny>>,
     pub(super) resources: Option<ResourceObject>,
 }
@@ -108,7 +108,7 @@ pub(super) struct ContainerObject {
 pub(super) struct EnvVar {
     pub(super) name: Option<String>,
     pub(super) value: Option<String>,
-    /// The source of the value. Only the presence counts.
+    /// The source of the value. All that counts is whether there is one.
     pub(super) value_from: Option<IgnoredAny>,
 }
 

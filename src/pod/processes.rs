@@ -36,13 +36,14 @@ impl Default for Processes {
 /// The first source decides:
 ///
 /// 1. the pod's annotation `pinfold.io/processes`, a positive integer;
-/// 2. the launchers in the command line: torchrun, `accelerate launch`, deepspeed, horovodrun, and the commands of MPI.
-///    Their numbers may depend on the machine or on files, and several may disagree, which gives
-///    [`Processes::Unknown`]. Processes on other hosts run in other pods, and don't count;
+/// 2. the launchers in the command line: torchrun, `accelerate launch`, deepspeed, horovodrun, and
+///    the commands of MPI. Their numbers may depend on the machine or on files, and several may
+///    disagree, which gives [`Processes::Unknown`]. Processes on other hosts run in other pods, and
+///    don't count;
 /// 3. the variable `PET_NPROC_PER_NODE`, which torchrun reads.
 ///
-/// The default is a single process. Processes that only load data do not count, since loaders wait most of the
-/// time.
+/// The default is a single process. Processes that only load data do not count, since they wait
+/// most of the time.
 pub fn processes(pod: &Pod, container: &Container) -> Processes {
     by_launches(pod, container, Search::of(pod, container).launches)
 }
@@ -196,7 +197,7 @@ mod tests {
                 "torchrun --nproc_per_node \"$(nproc --all)\" train.py",
                 "? --nproc_per_node $(nproc --all)",
             ),
-            // Not a launcher that is known, but its option tells that it starts processes.
+            // No known launcher, but its option tells that it starts processes.
             (
                 "python train.py --nproc_per_node=16",
                 "? --nproc_per_node=16 of train.py, a launcher that Pinfold does not know",

@@ -1,13 +1,14 @@
-//! [`qos`]: the QoS class, computed as the API server computes the class.
+//! [`qos`]: the QoS class, computed as the API server does it.
 
 use super::quantity::format_cpu;
 use super::{Container, Pod, Qos, Resources};
 
 /// The pod's QoS class.
 ///
-/// Pod-level resources decide alone. Without pod-level resources, all containers count, including init containers
-/// and sidecars. Only CPU and memory matter, and zero counts as unset. If a pod's only pod-level resource is huge
-/// pages, the containers decide the class (the API server calls the pod BestEffort).
+/// Pod-level resources decide alone. If there are none, all containers count, including init
+/// containers and sidecars. Only CPU and memory matter, and zero counts as unset. If a pod's only
+/// pod-level resource is huge pages, the containers decide the class (the API server calls the pod
+/// BestEffort).
 pub fn qos(pod: &Pod) -> Qos {
     let nothing = pod.resources.is_empty() && pod.containers.iter().all(|c| unset(&c.resources))
         || !pod.resources.is_empty() && unset(&pod.resources);
@@ -39,7 +40,7 @@ pub fn guaranteed_obstacle(pod: &Pod) -> Option<String> {
     pod.containers.iter().find_map(of_container)
 }
 
-/// The obstacle that keeps requests and limits from being Guaranteed.
+/// What keeps requests and limits from being Guaranteed.
 fn obstacle(resources: &Resources) -> Option<String> {
     let Resources {
         cpu_request,

@@ -1,9 +1,9 @@
 //! Kubernetes quantities: `500m`, `2`, `1.5Gi`, `1e3`, as whole thousandths of a CPU or whole bytes.
 //!
-//! The grammar and the rounding are the API server's: fractions of a thousandth or of a byte round up, and amounts
-//! above 2⁶³−1 become 2⁶³−1. Pinfold is stricter in two points. A quantity needs at least one digit (the API server
-//! reads `m` as zero), and negative quantities are errors. Digits after the 20th significant digit only affect
-//! rounding: the number counts as a little more.
+//! The grammar and the rounding are the API server's: fractions of a thousandth or of a byte round
+//! up, and amounts above 2⁶³−1 become 2⁶³−1. Pinfold is stricter in two points: a quantity needs at
+//! least one digit (the API server reads `m` as zero), and negative quantities are errors. Digits
+//! after the 20th significant one only affect rounding: the number counts as a little more.
 
 /// The largest amount of either unit.
 const MAX: u64 = i64::MAX.unsigned_abs();

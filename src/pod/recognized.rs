@@ -1,8 +1,8 @@
 //! [`RecognizedPod`]: a pod with everything that its texts say, read once.
 //!
-//! Roles, launchers and software are found by reading command lines and variables word by word. A pod's author decides how long
-//! these texts are, and each decision about any pod of the node uses the results. The texts are therefore read when the pod
-//! becomes known, never again for a decision.
+//! Roles, launchers and software are found by reading command lines and variables word by word. A
+//! pod's author decides how long these texts are, and each decision about any pod of the node uses
+//! the results. So the texts are read when the pod becomes known, and never again for a decision.
 
 use std::ops::Deref;
 use std::sync::Arc;
@@ -13,8 +13,8 @@ use super::role::recognise;
 use super::software::software;
 use super::{Pod, Processes, Qos, Recognition, Software, guaranteed_obstacle, qos};
 
-/// A pod with its role, its QoS class, and the software of each container. The pod can't be changed: a changed pod is recognized
-/// anew, by [`RecognizedPod::from`].
+/// A pod with its role, its QoS class, and the software of each container. It can't be changed: a
+/// changed pod is recognized anew, by [`RecognizedPod::from`].
 #[derive(Debug, Clone)]
 pub struct RecognizedPod {
     pod: Arc<Pod>,
@@ -45,7 +45,6 @@ pub fn recognized(pods: impl IntoIterator<Item = Pod>) -> PodList {
 // === impl RecognizedPod ===
 
 impl RecognizedPod {
-    /// The pod's role, and the evidence.
     pub fn recognition(&self) -> &Recognition {
         &self.recognition
     }
@@ -70,7 +69,7 @@ impl RecognizedPod {
             .map_or(Software::Unknown, |program| program.software)
     }
 
-    /// What the container with the index runs; `None` for a container outside the pod's description.
+    /// What the container with this index runs; `None` for one outside the pod's description.
     pub(super) fn program(&self, container: usize) -> Option<&Program> {
         self.programs.get(container)
     }

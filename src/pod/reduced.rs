@@ -1,8 +1,9 @@
 //! What Pinfold keeps of a pod's texts: what a rule reads, up to a limit.
 //!
-//! A pod's author chooses the length of arguments, variables, labels and annotations, up to 1.5 MB for each pod. Without a limit, a
-//! dozen such pods would take the agent's memory, and reading the command line of one would take the reconciler's time, from the
-//! whole node. The limits are the same for pods from the API server, from manifests and from the container runtime, so a decision
+//! A pod's author chooses the length of arguments, variables, labels and annotations, up to 1.5 MB
+//! for each pod. Without a limit, a dozen such pods would take the agent's memory, and reading the
+//! command line of one would take the reconciler's time, from the whole node. The limits are the
+//! same for pods from the API server, from manifests and from the container runtime, so a decision
 //! depends neither on the source nor on a restart of the agent. `docs/limits.md` names the limits.
 
 use std::collections::BTreeMap;
@@ -14,8 +15,8 @@ use super::{
     CPUS_ANNOTATION, EnvSource, PROCESSES_ANNOTATION, Pod, THREADS_ANNOTATION, variable_counts,
 };
 
-/// How many bytes are kept of the beginning and of the end of a container's arguments. Launchers come at the beginning, and an
-/// inline script often ends with the program and its options.
+/// How many bytes are kept of the beginning and of the end of a container's arguments. Launchers
+/// come at the beginning, and an inline script often ends with the program and its options.
 pub(crate) const ARGUMENTS: Ends = Ends {
     first: 12 << 10,
     last: 4 << 10,
@@ -33,11 +34,11 @@ pub(crate) const LABELS: Limit = Limit {
     value: 1 << 10,
 };
 
-/// How many bytes of arguments, and of variables, are kept of all containers of a pod together. With more text, each container keeps
-/// an equal part.
+/// How many bytes of arguments, and of variables, are kept of all containers of a pod together.
+/// With more text, each container keeps an equal part.
 const OF_POD: usize = 64 << 10;
 
-/// The longest image reference. The longest valid reference is half as long.
+/// The longest image reference, in bytes. The longest valid one is half as long.
 const IMAGE: usize = 1 << 10;
 
 /// What a text in a list or a map takes in memory besides its bytes. Otherwise a million empty arguments would be short.
@@ -149,8 +150,9 @@ fn takes(left: &mut usize, bytes: usize) -> bool {
     fits
 }
 
-/// The variables that affect decisions, as far as they fit, those that size thread pools first. A value that is too long becomes
-/// unknown: half a JSON text says nothing, but a variable that is set must not be set again.
+/// The variables that affect decisions, as far as they fit, those that size thread pools first. A
+/// value that is too long becomes unknown: half a JSON text says nothing, but a variable that is
+/// set must not be set again.
 fn reduced_variables(
     env: &BTreeMap<String, EnvSource>,
     mut left: usize,
@@ -184,7 +186,8 @@ pub(crate) fn reduced_annotations(
     limited(used, is_own)
 }
 
-/// A pod's labels, those that show a role first. All of them can matter, because the configured selector may name any.
+/// A pod's labels, those that show a role first. Any of them can matter, because the configured
+/// selector may name it.
 pub(crate) fn reduced_labels(labels: &BTreeMap<String, String>) -> BTreeMap<String, String> {
     limited(labels.iter(), |key| ROLE_KEYS.contains(&key))
 }
@@ -194,7 +197,8 @@ fn is_own(key: &str) -> bool {
     [CPUS_ANNOTATION, THREADS_ANNOTATION, PROCESSES_ANNOTATION].contains(&key) || is_preference(key)
 }
 
-/// The entries that fit. A value is cut at the limit, and not left out: an unknown value of an annotation has a meaning of its own.
+/// The entries that fit. A value is cut at the limit rather than left out, because an unknown value
+/// of an annotation has a meaning of its own.
 fn limited<'a>(
     entries: impl Iterator<Item = (&'a String, &'a String)>,
     is_first: impl Fn(&str) -> bool,
@@ -222,7 +226,8 @@ fn end(text: &str, bytes: usize) -> &str {
     text.get(from..).unwrap_or_default()
 }
 
-/// The arguments, without the middle of arguments that are too long together. No word is cut: half a number is another number.
+/// The arguments, without the middle of those that are too long together. No word is cut, because
+/// half a number is another number.
 pub(crate) fn reduced_arguments(args: &[String], Ends { first, last }: Ends) -> Vec<String> {
     let total = arguments_length(args);
     if total <= first + last {

@@ -1,8 +1,8 @@
 //! [`recognise`]: a pod's role in a training job.
 //!
-//! Operators mark their pods differently, and old operators are still in use. The function therefore tries a table
-//! of recognizers in order, and the first match decides. Marks of operators come first, then hand-written labels, then
-//! command lines, which are guesses.
+//! Operators mark their pods differently, and old operators are still in use. So a table of
+//! recognizers is tried in order, and the first match decides. Marks of operators come first, then
+//! hand-written labels, then command lines, which are guesses.
 //!
 //! | mark | role from | training |
 //! |---|---|---|
@@ -21,8 +21,8 @@
 //! | command line | `--job_name` with `--task_index` | yes |
 //! | command line | `run.sh PS_HOSTS WORKER_HOSTS ROLE INDEX PS_COUNT WORKER_COUNT` | yes |
 //!
-//! A pod that does not train still has a role, for metrics. An annotation or the configured selector makes the pod a
-//! training pod. A port, even TensorFlow's 2222, is no evidence.
+//! A pod that does not train still has a role, for metrics. An annotation or the configured
+//! selector makes it a training pod. A port, even TensorFlow's 2222, is no evidence.
 
 use std::fmt;
 
@@ -104,7 +104,6 @@ pub struct Recognition {
     pub role: PodRole,
     /// The task's number among the tasks of the same role, if known.
     pub index: Option<u32>,
-    /// The job's name, if known.
     pub job: Option<String>,
     /// The evidence, as the middle of a sentence: `label training.kubeflow.org/replica-type=worker`.
     pub evidence: String,
@@ -302,7 +301,7 @@ fn plain_manifest(pod: &Pod) -> Option<Recognition> {
     })
 }
 
-/// The label that selects all pods of a job, if the pod belongs to the job by a label.
+/// The label that selects all pods of a job, if the pod belongs to it by a label.
 pub fn job_label<'a>(pod: &'a Pod, job: &str) -> Option<(&'static str, &'a str)> {
     let keys = [
         KUBEFLOW_JOB,
@@ -319,7 +318,7 @@ pub fn job_label<'a>(pod: &'a Pod, job: &str) -> Option<(&'static str, &'a str)>
         let value = label(pod, key).filter(|value| *value == job)?;
         Some((key, value))
     });
-    // Only now are the pod's texts read: most pods of a node belong to other jobs.
+    // Only now are the pod's texts read, because most pods of a node belong to other jobs.
     found.filter(|_| recognise(pod).job.as_deref() == Some(job))
 }
 
@@ -344,7 +343,7 @@ fn by_label<'a>(pod: &'a Pod, role: PodRole, key: &str, value: &str) -> LabelMat
 }
 
 impl LabelMatch<'_> {
-    /// Takes the index from a label or an annotation, unless the index is known.
+    /// Takes the index from a label or an annotation, unless it is known.
     fn numbered(mut self, key: &str) -> Self {
         let text = self
             .pod
@@ -355,7 +354,7 @@ impl LabelMatch<'_> {
         self
     }
 
-    /// Takes the job's name from a label or an annotation, unless the name is known.
+    /// Takes the job's name from a label or an annotation, unless it is known.
     fn of_job(mut self, key: &str) -> Self {
         let text = self
             .pod
@@ -382,8 +381,8 @@ fn label<'a>(pod: &'a Pod, key: &str) -> Option<&'a str> {
     pod.labels.get(key).map(String::as_str)
 }
 
-/// The role for an operator's name of a replica type. An unknown name gives [`PodRole::Other`], since all pods of a
-/// training operator train.
+/// The role for an operator's name of a replica type. An unknown name gives [`PodRole::Other`],
+/// since all pods of a training operator train.
 fn operator_role(name: &str) -> PodRole {
     // MXNet's parameter servers are called servers.
     if name.eq_ignore_ascii_case("server") {
@@ -459,8 +458,8 @@ fn useless_tf_config(pod: &Pod) -> String {
     }
 }
 
-/// Parses JSON in which `$(NAME)` may stand for a value, such as a cluster from a ConfigMap. The value is unknown here, and
-/// counts as null.
+/// Parses JSON in which `$(NAME)` may stand for a value, such as a cluster from a ConfigMap. Such a
+/// value is unknown here, and counts as null.
 fn parse_with_references(text: &str) -> Option<serde_json::Value> {
     if let Ok(value) = serde_json::from_str(text) {
         return Some(value);

@@ -8,8 +8,8 @@ use serde::{Deserialize, Serialize};
 
 /// Conditions on labels, all of which must hold: `app=train,tier in (a,b),!canary`.
 ///
-/// As in Kubernetes, `!=` and `notin` also hold for a pod without the label. An empty selector, which matches
-/// everything in Kubernetes, is refused.
+/// As in Kubernetes, `!=` and `notin` also hold for a pod without the label. An empty selector,
+/// which matches everything in Kubernetes, is refused.
 #[derive(Debug, Clone, PartialEq, Eq, Deserialize, Serialize)]
 #[serde(try_from = "String", into = "String")]
 pub struct Selector {
@@ -53,7 +53,6 @@ pub enum SelectorError {
         "{value:?} in selector {selector:?} can't be a label's value: use letters, digits, '-', '_' and '.', at most 63"
     )]
     Value {
-        /// The value.
         value: String,
         /// The whole selector.
         selector: String,

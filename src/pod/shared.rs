@@ -6,8 +6,8 @@ use std::sync::Arc;
 
 /// A value that is copied only when one of its holders changes it.
 ///
-/// A pod's author decides how long a pod's texts are. The agent makes a new pod whenever the container runtime reports a container
-/// of it, and the texts stay where they are.
+/// A pod's author decides how long its texts are. The agent makes a new pod whenever the container
+/// runtime reports a container of it, and the texts stay where they are.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub struct Shared<T>(Arc<T>);
 

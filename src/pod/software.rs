@@ -1,5 +1,5 @@
-//! [`software`]: the machine learning software of a container, as visible from outside. Thread counts depend on the
-//! software.
+//! [`software`]: the machine learning software of a container, as visible from outside. Thread
+//! counts depend on it.
 
 use serde::Serialize;
 
@@ -12,7 +12,6 @@ use super::{Container, Pod, PodRole, Recognition};
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub enum Software {
-    /// TensorFlow.
     #[serde(rename_all = "camelCase")]
     Tensorflow {
         /// Whether the version is older than 1.14, the first version that reads the thread variables; `None` if
@@ -21,7 +20,6 @@ pub enum Software {
         /// Whether the container runs a `tf.train.Server`, whose threads come on top of the pools.
         server: bool,
     },
-    /// PyTorch.
     Pytorch,
     #[default]
     Unknown,

@@ -1,7 +1,7 @@
 //! [`thread_environment`]: the sizes of a container's thread pools, as variables that the libraries read.
 //!
-//! Let N be the container's future CPUs: the CPUs of the exclusive set, or the rounded quota. P processes share the
-//! CPUs, so each process has T = max(1, N / P). A [`Profile`] turns T into sizes:
+//! Let N be the container's future CPUs: the CPUs of the exclusive set, or the rounded quota. P
+//! processes share them, so each process has T = max(1, N / P). A [`Profile`] turns T into sizes:
 //!
 //! | profile | intra-op | inter-op | other pools of an operator | pools of the input pipeline | besides |
 //! |---|---|---|---|---|---|
@@ -17,25 +17,28 @@
 //!
 //! - `TF_NUM_INTRAOP_THREADS`, `TF_NUM_INTEROP_THREADS`: TensorFlow ≥ 1.14 counts the CPUs of the affinity mask,
 //!   and ignores the quota.
-//! - `OMP_NUM_THREADS`: the pool size of PyTorch and OpenMP programs. Without the variable, PyTorch takes the whole
-//!   machine's cores, even on exclusive CPUs. torchrun sets a missing variable to 1 for several processes.
-//! - `NUMEXPR_NUM_THREADS`: numexpr follows `OMP_NUM_THREADS`, but runs a single thread if the number is above its
-//!   maximum, 64 or the container's `NUMEXPR_MAX_THREADS`. The variable is added if numexpr needs another number.
-//! - `NUMBA_NUM_THREADS`: numba does not read `OMP_NUM_THREADS`. It has no maximum.
+//! - `OMP_NUM_THREADS`: the pool size of PyTorch and OpenMP programs. Without it, PyTorch takes the
+//!   whole machine's cores, even on exclusive CPUs. torchrun sets a missing variable to 1 for
+//!   several processes.
+//! - `NUMEXPR_NUM_THREADS`: numexpr follows `OMP_NUM_THREADS`, but runs a single thread if the
+//!   number is above its maximum, 64 or the container's `NUMEXPR_MAX_THREADS`. The variable is
+//!   added if numexpr needs another number.
+//! - `NUMBA_NUM_THREADS`: numba does not read `OMP_NUM_THREADS`, and has no maximum.
 //! - `TF_GRPC_WORKER_CACHE_QUEUES`, `TF_GRPC_WORKER_CACHE_THREADS` (profile `ps`): a TensorFlow server starts 64
 //!   queue threads on every machine.
 //! - `KMP_BLOCKTIME` (profile `openmp`): Intel's OpenMP threads spin for 200 ms after each parallel region, on CPUs
 //!   that the next operator needs; 1 ms is the smallest value above zero.
 //!
-//! `MKL_NUM_THREADS` and `OPENBLAS_NUM_THREADS` are left out, because MKL, PyTorch and OpenBLAS follow
-//! `OMP_NUM_THREADS`, and prefer their own variables. Many programs set `OMP_NUM_THREADS` themselves before they load a
-//! library, and other variables with Pinfold's number would override the program's. OpenBLAS cuts the number off at
-//! the maximum that it was compiled with, 64 in NumPy's packages.
+//! `MKL_NUM_THREADS` and `OPENBLAS_NUM_THREADS` are left out, because MKL, PyTorch and OpenBLAS
+//! follow `OMP_NUM_THREADS`, and prefer their own variables. Many programs set `OMP_NUM_THREADS`
+//! themselves before they load a library, and other variables with Pinfold's number would override
+//! what they set. OpenBLAS cuts the number off at the maximum that it was compiled with, 64 in
+//! NumPy's packages.
 //!
-//! Other variables are left out for these reasons: `NUMEXPR_MAX_THREADS` and `OMP_THREAD_LIMIT` would cap a number
-//! that the program sets. Scripts use `NPROC`, which JAX reads, as a name of their own. `GOMAXPROCS` switches off
-//! Go's own watching of the quota. `TOKIO_WORKER_THREADS`, `RAYON_NUM_THREADS` and `POLARS_MAX_THREADS` belong to
-//! programs that read the quota themselves.
+//! Other variables are left out, too. `NUMEXPR_MAX_THREADS` and `OMP_THREAD_LIMIT` would cap a
+//! number that the program sets. Scripts use `NPROC`, which JAX reads, as a name of their own.
+//! `GOMAXPROCS` switches off Go's own watching of the quota. `TOKIO_WORKER_THREADS`,
+//! `RAYON_NUM_THREADS` and `POLARS_MAX_THREADS` belong to programs that read the quota themselves.
 //!
 //! A value that the pod's owner has set wins, under any name that sizes the same pool. If the owner has set
 //! `OMP_NUM_THREADS`, Pinfold does not set `NUMEXPR_NUM_THREADS`, which numexpr would prefer.
@@ -62,7 +65,8 @@ pub enum Profile {
     /// As many threads as CPUs.
     #[default]
     Limit,
-    /// For programs whose operators start teams of OpenMP threads. The intra-op and inter-op numbers multiply.
+    /// For programs whose operators start teams of OpenMP threads, so that the intra-op and
+    /// inter-op numbers multiply.
     Openmp,
     /// For models of many small operators, such as embedding lookups: many operators at once, one thread each.
     Embedding,
@@ -115,7 +119,8 @@ impl FromStr for Profile {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Rounding {
-    /// Drop the fraction. A surplus thread is throttled, and the slowest worker delays all workers.
+    /// Drop the fraction, because a surplus thread is throttled, and the slowest worker delays all
+    /// workers.
     #[default]
     Floor,
     /// Round the fraction up to a whole CPU.
@@ -176,7 +181,6 @@ pub struct ThreadBasis {
     pub cores: usize,
     /// NUMA nodes that the CPUs span; 1 if unknown.
     pub numa: usize,
-    /// The source of the numbers.
     pub origin: BasisOrigin,
 }
 
@@ -246,8 +250,8 @@ impl ThreadBasis {
     }
 }
 
-/// The part of the pod's own CPU limit, in thousandths, for each app container without a limit. The containers run at
-/// the same time, so what the limits of the others leave is divided equally.
+/// The part of the pod's own CPU limit, in thousandths, for each app container without a limit.
+/// They run at the same time, so what the limits of the others leave is divided equally among them.
 fn part_of_pod(pod: &Pod) -> Option<u64> {
     let whole = pod.resources.cpu_limit.filter(|&limit| limit > 0)?;
     let apps = pod.containers.iter().filter(|container| {
@@ -271,7 +275,7 @@ pub struct ThreadEnvironment {
     pub profile: Profile,
     /// The intra-op threads of each process; `None` if the profile computes no number.
     pub threads: Option<usize>,
-    /// The variables to add. The container sets no variable of the map.
+    /// The variables to add, none of which the container sets itself.
     pub variables: BTreeMap<String, String>,
     /// The container's own variables, left unchanged.
     pub kept: Vec<String>,
@@ -283,7 +287,6 @@ pub struct ThreadEnvironment {
     pub expected_threads: Option<usize>,
     /// The number of CPUs behind the counts; `None` without a computation.
     pub cpus: Option<usize>,
-    /// The container's machine learning software.
     pub software: Software,
 }
 
@@ -305,8 +308,9 @@ impl ThreadEnvironment {
 
 /// The variables to add to a container with the CPUs of `basis`; none without a basis.
 ///
-/// Only app containers get variables, and only in training pods or in pods whose annotation names a profile.
-/// Variables of the container stay. `envFrom` hides names, so a container with `envFrom` gets no variables.
+/// Only app containers get variables, and only in training pods or in pods whose annotation names a
+/// profile. Variables of the container stay. Because `envFrom` hides names, a container that has it
+/// gets no variables.
 pub fn thread_environment(
     pod: &RecognizedPod,
     index: usize,
@@ -410,7 +414,7 @@ fn profile(
     })
 }
 
-/// The name of the container's program, if a service mesh or the container runtime added the container.
+/// The name of the container's program, if a service mesh or the container runtime added it.
 fn infrastructure(container: &Container) -> Option<&'static str> {
     let image = container.image.split('@').next().unwrap_or_default();
     let last = image.rsplit('/').next().unwrap_or_default();
@@ -425,9 +429,9 @@ fn infrastructure(container: &Container) -> Option<&'static str> {
     }
 }
 
-/// The smallest value of `TF_NUM_INTEROP_THREADS`. An operator that keeps the only inter-op thread while it waits for
-/// another operator never ends. Workers of a `ParameterServerStrategy` do this, and make no step (TensorFlow 2.21; see
-/// also issues 38969 and 39006 of TensorFlow).
+/// The smallest value of `TF_NUM_INTEROP_THREADS`. An operator that keeps the only inter-op thread
+/// while it waits for another operator never ends. Workers of a `ParameterServerStrategy` do this,
+/// and make no step (TensorFlow 2.21; see also issues 38969 and 39006 of TensorFlow).
 pub(super) const MIN_TENSORFLOW_INTER: usize = 2;
 
 /// The sizes of a process's pools.
@@ -507,8 +511,8 @@ const FOLLOW_OMP: [&str; 5] = [
 const NUMEXPR: &str = "NUMEXPR_NUM_THREADS";
 const NUMEXPR_MAX: &str = "NUMEXPR_MAX_THREADS";
 
-/// The most threads of numexpr without `NUMEXPR_MAX_THREADS`. It answers a larger number with an error message and a
-/// single thread.
+/// The most threads of numexpr without `NUMEXPR_MAX_THREADS`. To a larger number, it answers with
+/// an error message and a single thread.
 const MOST_NUMEXPR: usize = 64;
 
 /// The number for numexpr, unless it follows from `OMP_NUM_THREADS` or the container's own variables.
@@ -536,18 +540,18 @@ fn caution(fresh: &'static str) -> String {
     }
 }
 
-/// The number of pool threads in all processes. The sizes of TensorFlow's own pools add up. For OpenMP, the sizes
-/// multiply, because each thread of the inter-op pool starts a team.
+/// The number of pool threads in all processes. The sizes of TensorFlow's own pools add up, while
+/// those for OpenMP multiply, because each thread of the inter-op pool starts a team.
 ///
-/// The inter-op size counts without [`MIN_TENSORFLOW_INTER`], because only TensorFlow reads the variable. The verdict's
-/// allowance for TensorFlow covers the additional thread.
+/// The inter-op size counts without [`MIN_TENSORFLOW_INTER`], because only TensorFlow reads the
+/// variable. The verdict's allowance for TensorFlow covers the additional thread.
 fn expected(
     profile: Profile,
     sizes: &PoolSizes,
     container: &Container,
     processes: usize,
 ) -> Option<usize> {
-    // If the container sets the variable, the container's value counts; none if the value is unreadable.
+    // If the container sets the variable, its value counts; none if that is unreadable.
     let size = |name: &str, computed: usize| match container.env.get(name) {
         None => Some(computed),
         Some(EnvSource::Value(text)) => text.trim().parse().ok().filter(|&size| size > 0),

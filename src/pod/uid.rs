@@ -1,4 +1,5 @@
-//! [`PodUid`] and [`ApiUid`]: the two uids of a pod. The uids differ only for static pods and mirror pods.
+//! [`PodUid`] and [`ApiUid`]: the two uids of a pod, which differ only for static pods and mirror
+//! pods.
 
 use std::fmt;
 
@@ -9,7 +10,6 @@ macro_rules! uid {
         pub struct $name(String);
 
         impl $name {
-            /// The uid as text.
             pub fn as_str(&self) -> &str {
                 &self.0
             }
@@ -42,8 +42,8 @@ macro_rules! uid {
 }
 
 uid! {
-    /// The uid in the name of the pod's cgroup. The uid comes from the Pod object; for a static pod, from the
-    /// manifest.
+    /// The uid in the name of the pod's cgroup. It comes from the Pod object, or for a static pod
+    /// from the manifest.
     PodUid
 }
 
@@ -52,7 +52,8 @@ uid! {
     ApiUid
 }
 
-/// The static pod that a mirror pod names. A pod's author can write both fields, so neither is evidence alone.
+/// The static pod that a mirror pod names. A pod's author can write both fields, so neither is
+/// evidence alone.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Mirror {
     /// The uid of the static pod: `kubernetes.io/config.hash`, which `kubernetes.io/config.mirror` repeats.

@@ -33,7 +33,8 @@ pub const THREAD_VARIABLES: [&str; 13] = [
     "OMP_THREAD_LIMIT",
 ];
 
-/// Whether a decision or a message depends on a variable with the name. Pinfold need not keep any other variable.
+/// Whether a decision or a message depends on a variable with this name. Pinfold need not keep any
+/// other.
 pub fn variable_counts(name: &str) -> bool {
     THREAD_VARIABLES.contains(&name)
         || name == TF_CONFIG

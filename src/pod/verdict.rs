@@ -1,8 +1,9 @@
 //! [`verdict`]: whether a container has the threads that the environment explains, in words.
 //!
-//! A program has more threads than the pools that variables size. Each process has a main thread, and an
-//! interpreter has helpers. A task of a TensorFlow cluster runs a server with threads of its own. The allowance above
-//! the expected number depends on the software. Most surpluses beyond the allowance have a known cause.
+//! A program has more threads than the pools that variables size. Each process has a main thread,
+//! an interpreter has helpers, and a task of a TensorFlow cluster runs a server with threads of its
+//! own. So there is an allowance above the expected number, which depends on the software. Most
+//! surpluses beyond it have a known cause.
 
 use std::collections::BTreeMap;
 
@@ -13,12 +14,12 @@ use super::variables::{GRPC_QUEUES, INTER};
 use super::{Software, ThreadEnvironment};
 use crate::cpu::CpuSet;
 
-/// The allowance for threads of a TensorFlow server besides the pools, the queues and the main thread. On two CPUs,
-/// workers and parameter servers of TensorFlow 2.21 have 30 such threads, and a chief has 34. On larger machines, gRPC's
-/// event engine adds up to 12.
+/// The allowance for threads of a TensorFlow server besides the pools, the queues and the main
+/// thread. On two CPUs, workers and parameter servers of TensorFlow 2.21 have 30 such threads, and
+/// a chief has 34. On larger machines, gRPC's event engine adds up to 12.
 const SERVER_THREADS: usize = 48;
 
-/// Queues of a TensorFlow server without a configured number; each queue has a thread.
+/// Queues of a TensorFlow server without a configured number. Each has a thread.
 const SERVER_QUEUES: usize = 64;
 
 /// Helper threads of a process, by software.
@@ -56,7 +57,7 @@ pub enum ThreadFinding {
     /// The container has more threads than the environment explains.
     #[serde(rename = "more_than_expected")]
     More,
-    /// The container has fewer threads than expected, and never had as many as expected.
+    /// The container has fewer threads than expected, and never had as many.
     #[serde(rename = "fewer_than_expected")]
     Fewer,
     /// More threads want to run than the container has CPUs.
@@ -99,7 +100,6 @@ pub struct ThreadVerdict {
 #[derive(Debug, Clone, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct ThreadStatus {
-    /// The current number of threads.
     pub threads: usize,
     /// The largest number of threads in any scrape.
     pub most: usize,
@@ -111,7 +111,8 @@ pub struct ThreadStatus {
     pub bound: Option<usize>,
     /// Migrations of the sampled threads between CPUs.
     pub migrations: Option<u64>,
-    /// The thread variables in the initial environment of the largest process; `None` if the environment is unreadable.
+    /// The thread variables in the initial environment of the largest process; `None` if it is
+    /// unreadable.
     pub variables: Option<BTreeMap<String, String>>,
     /// Whether the environment explains the threads. `None` if no number is expected and few threads are runnable.
     pub verdict: Option<ThreadVerdict>,
@@ -269,7 +270,7 @@ fn compare(
     };
     let most = expected.saturating_add(helpers.saturating_add(1).saturating_mul(processes));
     if facts.threads <= most {
-        // Threads that existed and have ended count: the expected number was right.
+        // Threads that existed and have ended count, because then the expected number was right.
         let few = facts.most.max(facts.threads) < expected;
         return if few {
             (ThreadFinding::Fewer, NOT_STARTED)

@@ -20,11 +20,12 @@ use crate::host::spawn::Stderr;
 use crate::pin::Snapshot;
 use crate::text::counted;
 
-/// The longest time until the workers' first step, and until the first measured step. A busy or emulated machine is slow.
+/// The longest time until the workers' first step, and until the first measured step. A busy or
+/// emulated machine is slow.
 const FIRST_STEP: Duration = Duration::from_secs(120);
 
-/// The shortest time from the start of a half to the measurement. Meanwhile, workers connect, caches fill and memory is first
-/// allocated.
+/// The shortest time from the start of a half to the measurement. Meanwhile, workers connect,
+/// caches fill and memory is first allocated.
 const WARM_UP: Duration = Duration::from_secs(2);
 
 /// The time between two samples.
@@ -44,7 +45,6 @@ pub struct DemoOptions {
     pub has_server: Option<bool>,
 }
 
-/// The state of the demo at a moment.
 #[derive(Debug, Clone)]
 pub struct DemoFrame {
     pub mode: Mode,
@@ -58,11 +58,8 @@ pub struct DemoFrame {
 /// The state of a pod.
 #[derive(Debug, Clone, Serialize)]
 pub struct DemoRow {
-    /// The pod's name.
     pub pod: String,
-    /// The pod's role.
     pub role: String,
-    /// The pod's QoS class.
     pub qos: String,
     /// The CPUs on which the pod may run.
     pub cpus: CpuSet,
@@ -80,16 +77,18 @@ pub struct DemoRow {
     pub throttled_periods_per_second: f64,
     /// Seconds from the first instruction until the assignment was effective.
     pub unpinned_seconds: Option<f64>,
-    /// Why the container got fewer CPUs than the entitlement.
+    /// Why the container got fewer CPUs than its entitlement.
     pub note: Option<String>,
 }
 
 #[derive(Debug, Clone, Serialize)]
 pub struct HalfFigures {
     pub steps_per_second: f64,
-    /// Context switches of the job, servers included, per step of a worker; null if no step was made.
+    /// Context switches of the job, servers included, per step of a worker; null if no step was
+    /// made.
     pub context_switches_per_step: Option<f64>,
-    /// The part of these switches at which the kernel took the CPU away from a thread; null if no step was made.
+    /// Those of these switches at which the kernel took the CPU away from a thread; null if no step
+    /// was made.
     pub involuntary_switches_per_step: Option<f64>,
     /// CFS periods per second in which a quota of the job ran out.
     pub throttled_periods_per_second: f64,
@@ -104,8 +103,8 @@ pub struct HalfFigures {
 #[derive(Debug, Clone, Serialize)]
 pub struct DemoReport {
     pub enforcement: &'static str,
-    /// The use of the exclusive CPUs by programs outside the pods, in the second half; null if the machine does not count the
-    /// use.
+    /// The use of the exclusive CPUs by programs outside the pods, in the second half; null if the
+    /// machine does not count it.
     pub interference: Option<MeasuredInterference>,
     /// The comparison, the neighbors, and the limits of this machine, each as a sentence.
     pub compared: Vec<String>,
@@ -139,7 +138,7 @@ pub async fn run(
         cgroup_dir: options.cgroup_dir.clone(),
         pod_cgroups: vec![TREE.to_owned()],
         listen: options.listen,
-        // A frequent sampling of a few pods is cheap and shows more.
+        // Sampling a few pods often is cheap and shows more.
         metrics: Metrics {
             connection_interval: Duration::from_secs(2),
             max_peers: 16,
@@ -191,7 +190,7 @@ async fn halves(
     let second = job::pods(setting, Mode::Pinned, 2)?;
     let shared = half(Mode::Shared, &first, seconds, agent, local, show).await?;
     tokio::task::block_in_place(|| local.stop_all())?;
-    // Without the report, the agent would list the ended pods for two more minutes.
+    // Without this report, the agent would list the ended pods for two more minutes.
     for ended in &first {
         agent.remove(&ended.pod)?;
     }
@@ -219,8 +218,8 @@ async fn halves(
     })
 }
 
-/// Starts the pods as a container runtime does: the agent answers a request, and the container gets the answer's CPUs and
-/// variables.
+/// Starts the pods as a container runtime does: the agent answers a request, and the container gets
+/// the CPUs and variables of the answer.
 async fn start(pods: &[DemoPod], agent: &mut Agent, local: &mut LocalNode) -> anyhow::Result<()> {
     for DemoPod {
         pod,
@@ -281,8 +280,9 @@ struct Problems {
 // === impl Problems ===
 
 impl Problems {
-    /// Notes the problems of a moment. An error stays noted, because the figures have suffered from it; a difference from the
-    /// assignment that was repaired since is only one of the failed writes.
+    /// Notes the problems of a moment. An error stays noted, because the figures have suffered from
+    /// it. A difference from the assignment that was repaired since counts only as one of the
+    /// failed writes.
     fn note(&mut self, snapshot: &Snapshot) {
         for error in &snapshot.errors {
             if !self.errors.contains(error) {
@@ -305,7 +305,8 @@ impl Problems {
             .collect();
     }
 
-    /// All problems. The agent keeps an error only until its next turn, so a failed write may be known only by its count.
+    /// All problems. The agent keeps an error only until its next turn, so a failed write may be
+    /// known only by its count.
     fn sentences(self, failed_writes: u64) -> Vec<String> {
         let mut all = self.errors;
         all.extend(self.drift);
@@ -319,12 +320,13 @@ impl Problems {
     }
 }
 
-/// The time of a half in seconds. Samples come every second, so an odd total is rounded up: both halves have equal lengths.
+/// The time of a half in seconds. Samples come every second, so an odd total is rounded up, to give
+/// both halves the same length.
 fn seconds_of_half(total: u64) -> u64 {
     total.div_ceil(2).max(1)
 }
 
-/// Whether the measurement may start. `ready`: every worker has made a step.
+/// Whether the measurement may start. `ready` says that every worker has made a step.
 ///
 /// # Errors
 /// A worker has made no step within [`FIRST_STEP`].
@@ -386,7 +388,7 @@ async fn half(
             address: agent.address(),
             rows,
         });
-        // If a step takes longer than the measurement, the measurement goes on until the first step.
+        // If a step takes longer than the measurement, that goes on until the first step.
         let has_step = |base: &Sample| now.steps() > base.steps() || now.at - base.at >= FIRST_STEP;
         if let Some(base) = base
             .as_ref()

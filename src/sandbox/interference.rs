@@ -38,8 +38,8 @@ impl MeasuredInterference {
         })
     }
 
-    /// The interference between two samples. `owners` are the pods with exclusive CPUs, each with the number of its CPUs.
-    /// `None` if an owner lacks the counter.
+    /// The interference between two samples. `owners` are the pods with exclusive CPUs, each with
+    /// the number of its CPUs. `None` if an owner lacks the counter.
     pub(super) fn between<'a>(
         before: &Sample,
         after: &Sample,

@@ -40,12 +40,13 @@ pub struct DemoPod {
     pub address: Ipv4Addr,
 }
 
-/// The numbers of the job's pods, and their CPUs.
+/// How many pods the job has, and their CPUs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Size {
     pub workers: u32,
     pub worker_cpus: u32,
-    /// The number of parameter servers with one CPU. Without a server, each worker keeps the parameters itself.
+    /// The number of parameter servers with one CPU. Without one, each worker keeps the parameters
+    /// itself.
     pub servers: u32,
 }
 
@@ -66,9 +67,10 @@ pub struct Setting {
 // === impl Size ===
 
 impl Size {
-    /// The largest job that fits this machine: two workers of up to 4 CPUs beside a server of 1. With fewer than
-    /// [`SERVER_CPUS`] CPUs, the job is a single worker: a server would share a CPU with everything else and hold up the worker.
-    /// A value of `has_server` overrides this choice.
+    /// The largest job that fits this machine: two workers of up to 4 CPUs beside a server of 1.
+    /// With fewer than [`SERVER_CPUS`] CPUs, the job is a single worker, because a server would
+    /// share a CPU with everything else and hold it up. A value of `has_server` overrides this
+    /// choice.
     ///
     /// # Errors
     /// No CPU to give away.
@@ -197,7 +199,7 @@ impl Setting {
     }
 }
 
-/// The pods of a run, in starting order. `run` makes the uids of a run differ from the uids of another run.
+/// The pods of a run, in starting order. `run` keeps their uids apart from those of another run.
 ///
 /// # Errors
 /// The manifest reader refuses a generated manifest, which would be a defect.
@@ -218,7 +220,7 @@ pub fn pods(setting: &Setting, mode: Mode, run: u32) -> anyhow::Result<Vec<DemoP
         };
         pods.push(training(member, mode, run)?);
     }
-    // Workers come first: a single available CPU has the greatest effect on a worker.
+    // Workers come first, because a single available CPU has the greatest effect on them.
     if size.servers > 0 {
         let member = JobPod {
             role: "ps",

@@ -1,14 +1,15 @@
 //! The neighbors of a job: the other pods of the node.
 //!
-//! On a full node, pods request all CPUs. The kubelet computes CPU weights from requests. The neighbors' weights together
-//! therefore match the sum of their requests. A neighbor's program starts a thread for each CPU of the host, as frameworks do.
+//! On a full node, pods request all CPUs. The kubelet computes CPU weights from requests, so the
+//! neighbors' weights together match the sum of their requests. A neighbor's program starts a
+//! thread for each CPU of the host, as frameworks do.
 
 use serde::Serialize;
 use serde_json::{Value, json};
 
 use crate::text::counted;
 
-/// The fewest neighbors of a full node: a node seldom has a single other pod.
+/// The fewest neighbors of a full node, because a node seldom has a single other pod.
 const FEWEST: u64 = 2;
 
 /// The most neighbors of a full node. On a very large host, each neighbor requests more CPUs.
@@ -79,7 +80,8 @@ impl Neighbors {
         format!("{} with {threads} each", counted(self.count, kind))
     }
 
-    /// The effect of neighbors without requests, as a sentence. `preferred` names the other side, for example `the job`.
+    /// What neighbors without requests do, as a sentence. `preferred` names the other side, for
+    /// example `the job`.
     pub(super) fn without_requests(&self, preferred: &str) -> String {
         format!(
             "The neighbors ({}) request nothing, so the kernel prefers {preferred}.",

@@ -1,8 +1,9 @@
 //! [`LocalNode`]: the work of a kubelet and a container runtime for a pod: cgroups, namespaces, processes.
 //!
-//! The cgroups lie in a separate tree, never in the tree of a real kubelet. All parts end with the local node: processes
-//! with the launcher, namespaces with the last process, cgroups on close. After a kill -9 only the cgroups and the folder of
-//! manifests remain. The next local node or [`clear`] removes the remains.
+//! The cgroups lie in a separate tree, never in the tree of a real kubelet. All parts end with the
+//! local node: processes with the launcher, namespaces with the last process, cgroups on close.
+//! After a kill -9 only the cgroups and the folder of manifests remain, and the next local node or
+//! [`clear`] removes them.
 
 use std::collections::BTreeMap;
 use std::ffi::OsString;
@@ -65,7 +66,7 @@ struct StartedPod {
     latest: Arc<Mutex<Option<ProgressLine>>>,
 }
 
-/// The listener for a process's lines; called when a line arrives.
+/// The listener for a process's lines, called when a line arrives.
 pub(super) type LineListener = Box<dyn FnMut(&[u8], Instant) + Send>;
 
 /// A pod to start, with a single container.
@@ -74,22 +75,21 @@ pub(super) struct PodStart<'a> {
     pub(super) manifest: &'a str,
     /// The program of the container; the running `pinfold` program by default.
     pub(super) program: Option<PathBuf>,
-    /// The program's arguments.
     pub(super) args: Vec<String>,
     /// Variables for the environment.
     pub(super) env: BTreeMap<String, String>,
     /// The address in a separate network namespace; `None` for the namespace of the caller.
     pub(super) address: Option<Ipv4Addr>,
-    /// The target of standard error.
+    /// Where standard error goes.
     pub(super) stderr: Stderr,
-    /// The listener for lines. Without a listener, [`LocalNode::line`] returns the last line.
+    /// The listener for lines. Without one, [`LocalNode::line`] returns the last line.
     pub(super) hear: Option<LineListener>,
 }
 
 // === impl LocalNode ===
 
 impl LocalNode {
-    /// Creates the tree and the network, after the removal of a killed predecessor's remains.
+    /// Removes the remains of a killed predecessor, then creates the tree and the network.
     ///
     /// # Errors
     /// Another local node is running, or the kernel refuses a cgroup or a namespace.
@@ -107,7 +107,7 @@ impl LocalNode {
                 _lock: lock,
             }),
             Err(error) => {
-                // The next local node removes the remains; the first error is the useful error.
+                // The next local node removes the remains. The first error is the useful one.
                 let _ = sweep(&cgroups);
                 let _ = cgroups.remove(TOP);
                 Err(error)
@@ -132,8 +132,8 @@ impl LocalNode {
             .unwrap_or_default()
     }
 
-    /// Starts a pod: the manifest appears, then the cgroups, then the process in the container's cgroup. Returns the
-    /// starting time of the process.
+    /// Starts a pod: first its manifest appears, then the cgroups, then the process in the
+    /// container's cgroup. Returns the starting time of the process.
     pub(super) fn start(&mut self, start: PodStart<'_>) -> anyhow::Result<Instant> {
         let PodStart {
             pod,
@@ -192,7 +192,7 @@ impl LocalNode {
         Ok(path)
     }
 
-    /// Creates the cgroup of a pod, below the cgroup of the QoS class.
+    /// Creates the cgroup of a pod, below that of its QoS class.
     fn create_pod_cgroup(&mut self, pod: &Pod, uid: &str) -> anyhow::Result<String> {
         let class = match pod::qos(pod) {
             Qos::BestEffort => "besteffort/",
@@ -266,7 +266,7 @@ impl LocalNode {
 
     /// Ends every pod, as a deletion does: processes, then cgroups, then manifests.
     pub(super) fn stop_all(&mut self) -> anyhow::Result<()> {
-        // All processes get the signal first, so that no process waits for a peer that is gone.
+        // All processes get the signal first, so that none waits for a peer that is gone.
         for running in self.running.values_mut() {
             running.process.kill(Signal::SIGTERM)?;
             signal(&self.cgroups, &running.cgroup, Signal::SIGTERM);
@@ -305,14 +305,15 @@ fn resources(pod: &Pod) -> pod::Resources {
         .unwrap_or_default()
 }
 
-/// Sends a signal to all processes in a cgroup. Errors are ignored, because processes may end at any moment.
+/// Sends a signal to all processes in a cgroup. Errors are ignored, because processes may end at
+/// any moment.
 fn signal(cgroups: &Cgroups, cgroup: &str, signal: Signal) {
     for pid in cgroups.processes(cgroup).unwrap_or_default() {
         let _ = nix::sys::signal::kill(Pid::from_raw(pid), signal);
     }
 }
 
-/// Removes the remains of a killed local node, unless another local node runs.
+/// Removes the remains of a killed local node, unless another one runs.
 ///
 /// # Errors
 /// The kernel refuses.
@@ -328,7 +329,7 @@ pub(super) fn clear(cgroups: &Cgroups) -> anyhow::Result<()> {
     retry_until_released(|| cgroups.remove(TOP)).context("can't remove the remaining cgroups")
 }
 
-/// Creates the parts of a node, after the removal of a killed predecessor's remains.
+/// Removes the remains of a killed predecessor, then creates the parts of a node.
 ///
 /// The top cgroup and the tree get the weight that a kubelet gives its pods: a request of all CPUs.
 fn furnish(cgroups: &Cgroups) -> anyhow::Result<(Launcher, NetworkSwitch)> {
@@ -346,10 +347,11 @@ fn furnish(cgroups: &Cgroups) -> anyhow::Result<(Launcher, NetworkSwitch)> {
     Ok((launcher, NetworkSwitch::new()?))
 }
 
-/// Removes the remains of a predecessor: processes (only if the predecessor died a moment ago), cgroups, manifests.
+/// Removes the remains of a predecessor: processes (only if it died a moment ago), cgroups,
+/// manifests.
 fn sweep(cgroups: &Cgroups) -> anyhow::Result<()> {
     retry_until_released(|| {
-        // Again and again: a process may fork between being listed and being killed.
+        // Again and again, because a process may fork between being listed and being killed.
         signal(cgroups, TREE, Signal::SIGKILL);
         cgroups.remove(TREE)
     })?;
@@ -361,7 +363,8 @@ fn sweep(cgroups: &Cgroups) -> anyhow::Result<()> {
     }
 }
 
-/// Repeats a failing action until the timeout: a cgroup stays busy until the kernel has removed the last process.
+/// Repeats a failing action until the timeout, because a cgroup stays busy until the kernel has
+/// removed its last process.
 fn retry_until_released<T, E>(mut action: impl FnMut() -> Result<T, E>) -> Result<T, E> {
     let deadline = Instant::now() + CGROUP_RELEASE_TIMEOUT;
     loop {

@@ -10,16 +10,16 @@ use crate::text::exposition::{self, Series};
 pub(super) struct Sample {
     pub(super) at: Instant,
     pub(super) pods: BTreeMap<String, SampledCounters>,
-    /// The agent's writes to cgroups that failed so far.
+    /// How many of the agent's writes to cgroups have failed so far.
     pub(super) failed_writes: u64,
-    /// Collectors without counters on this machine, with the reasons.
+    /// Collectors without counters on this machine, each with the reason.
     pub(super) unsupported: BTreeMap<String, String>,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Default)]
 pub(super) struct SampledCounters {
     pub(super) threads: u64,
-    /// A counter that a collector may omit: the collector was late, or the machine does not count.
+    /// A collector may omit a counter, because it was late, or the machine does not count.
     pub(super) context_switches: Option<u64>,
     /// The part of the context switches at which the kernel took the CPU away.
     pub(super) involuntary_switches: Option<u64>,

@@ -78,7 +78,8 @@ impl SceneReleaseArgs {
                 );
                 anyhow::Error::new(failure).context(doing)
             })?;
-            // Under a wrong name, the command would leave everything, and report a complete release.
+            // Under a wrong name, the command would leave everything, and report a complete
+            // release.
             anyhow::ensure!(
                 left.node || config.node_name.is_some(),
                 "the Node {name} does not exist, and {name} is this machine's host name: name the Node with --node-name or \
@@ -90,11 +91,11 @@ impl SceneReleaseArgs {
     }
 }
 
-/// Plans may define additional taint keys. Without plans, only taints with the default keys are removed.
+/// Plans may define other taint keys. Without plans, only taints with the default keys are removed.
 async fn plans(api: &Api) -> Result<Vec<ScenePlan>, Failure> {
     let plans = match scenes::plans(api).await {
         Ok(plans) => plans,
-        // Without the custom resource definition, no plans exist.
+        // Without the custom resource definition, there are no plans.
         Err(failure) if failure.kind() == ErrorKind::NotFound => return Ok(Vec::new()),
         Err(failure) if failure.kind() == ErrorKind::Forbidden => {
             tracing::warn!(

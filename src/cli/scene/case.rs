@@ -32,7 +32,7 @@ pub(super) struct CaseArgs {
 // === impl CaseArgs ===
 
 impl CaseArgs {
-    /// The chosen plan. An invalid plan is refused with its first mistake.
+    /// The chosen plan. An invalid one is refused with its first mistake.
     fn choose(&self, documents: &[Document], origin: &str) -> anyhow::Result<ScenePlan> {
         let names: Vec<&str> = documents.iter().map(Document::name).collect();
         let names = names.join(", ");
@@ -51,7 +51,7 @@ impl CaseArgs {
             chosen.next().is_none(),
             "{origin} has several plans ({names}): choose one with --plan NAME"
         );
-        // Too few nodes for a different case do not matter for the chosen case.
+        // Too few nodes for another case do not matter for the chosen one.
         let wrong = check(std::slice::from_ref(document), None, AMOUNTS)
             .into_iter()
             .find(|one| one.severity == Severity::Error && one.place.path != "spec.nodes.names");

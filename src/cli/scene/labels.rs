@@ -61,7 +61,7 @@ impl LabelsArgs {
         let (plan, cluster) = self.case.with_cluster(true)?;
         let slots = self.case.slots(&plan)?;
         let nodes = self.case.nodes(self.nodes.as_deref(), cluster.as_ref())?;
-        // A claim counts before labels, since the labels follow the claim.
+        // A claim counts before labels, because they follow it.
         let assignment = match &cluster {
             Some(cluster) => assign(&plan, &slots, &cluster.claimed(&plan, &slots)),
             None => assign(&plan, &slots, &nodes),
@@ -145,7 +145,7 @@ fn commands(plan: &ScenePlan, assignment: &Assignment, nodes: &[Node]) -> Vec<St
         .map(|node| (node.name.as_str(), node))
         .collect();
     let mut lines = Vec::new();
-    // Removals come first: no two nodes have the same slot at any moment.
+    // Removals come first, so that no two nodes have the same slot at any moment.
     for node in candidates(plan, nodes) {
         let has = keys.of(&node.labels);
         if !has.is_empty() && !given.contains_key(node.name.as_str()) {

@@ -95,7 +95,7 @@ impl LiveArgs {
             .await
     }
 
-    /// The cluster's state; `None` without --live. `plans` and `claims` say whether to fetch plans and claims.
+    /// The cluster's state; `None` without --live. `plans` and `claims` say whether to fetch these.
     pub(super) fn ask(&self, plans: bool, claims: bool) -> anyhow::Result<Option<LiveCluster>> {
         if !self.live {
             return Ok(None);
@@ -140,7 +140,8 @@ impl LiveCluster {
             .collect()
     }
 
-    /// The nodes with the labels of their claimed slots, which the agents are about to set. Only one claim of a node counts.
+    /// The nodes with the labels of their claimed slots, which the agents are about to set. Of a
+    /// node's claims, only one counts.
     pub(super) fn claimed(&self, plan: &ScenePlan, slots: &Slots) -> Vec<Node> {
         let mut nodes = self.nodes.clone();
         let by_name: BTreeMap<String, usize> = nodes
@@ -171,7 +172,7 @@ impl LiveCluster {
     }
 }
 
-/// Plans as documents. An unreadable plan becomes a document with findings.
+/// Plans as documents. A plan that can't be read becomes a document with findings.
 fn documents(objects: Vec<serde_json::Value>) -> anyhow::Result<Vec<Document>> {
     ensure!(
         !objects.is_empty(),

@@ -184,7 +184,7 @@ impl ReclaimArgs {
         Ok(ExitCode::SUCCESS)
     }
 
-    /// Each message is printed once, until the message changes.
+    /// Each message is printed once, and again when it changes.
     fn tell(
         &self,
         round: Result<ReclaimRound, Failure>,
@@ -206,7 +206,7 @@ impl ReclaimArgs {
             }
         };
         if self.output == OutputFormat::Json {
-            // The API server answers again. The next failure is reported again.
+            // The API server answers again, so the next failure is a new one to report.
             said.clear();
             return super::super::json(&object(&round, self.dry_run));
         }

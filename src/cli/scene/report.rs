@@ -112,7 +112,8 @@ impl ReportArgs {
         let now = Timestamp::now();
         let requested_runs = self.requested_runs(now)?;
         if let Some(out) = &self.out {
-            // The folder's path is checked before any query. The folder itself is made when the report is ready.
+            // The folder's path is checked before any query, but the folder itself is made when the
+            // report is ready.
             let existing = out.ancestors().find(|folder| folder.exists());
             ensure!(
                 existing.is_none_or(Path::is_dir),
@@ -136,7 +137,7 @@ impl ReportArgs {
         Ok(ExitCode::SUCCESS)
     }
 
-    /// The named runs; or else the entire time, in which runs are searched later.
+    /// The named runs, or else the entire time, in which runs are searched later.
     fn requested_runs(&self, now: Timestamp) -> anyhow::Result<Vec<RequestedRun>> {
         if self.run.is_empty() {
             return Ok(vec![self.of.requested_run(self.of.name(), now)?]);
@@ -314,7 +315,7 @@ impl ReportScope {
             };
             *into = Some(value.to_owned());
         }
-        // Settings of a run go before settings of all runs.
+        // A run's own settings go before those of all runs.
         ensure!(
             !(own.contains("from") && own.contains("last")),
             "the run has both from and last: remove one of them"
@@ -326,7 +327,8 @@ impl ReportScope {
     }
 }
 
-/// The report as files. All texts and paths are ready before the first write. Each file is replaced atomically.
+/// Writes the report as files. All texts and paths are ready before the first write, and each file
+/// is replaced atomically.
 fn write(folder: &Path, report: &ExperimentReport) -> anyhow::Result<()> {
     let pictures = pictures(report);
     let json = serde_json::to_string_pretty(report).context("can't write the report as JSON")?;

@@ -17,7 +17,7 @@ use crate::text::counted;
 pub(super) struct FrameInput<'a> {
     pub(super) nodes: &'a [MonitoredNode],
     pub(super) names: &'a [String],
-    /// The rows that the view selects, in the view's order.
+    /// The rows that the view selects, in its order.
     pub(super) rows: &'a [Arc<PodRow>],
     /// The number of pods before the filter.
     pub(super) pods: usize,
@@ -215,7 +215,7 @@ impl FrameInput<'_> {
         lines
     }
 
-    /// A node, with the CPU map and the problems.
+    /// A node, with its CPU map and its problems.
     fn single_node(
         &self,
         number: usize,
@@ -302,7 +302,7 @@ impl FrameInput<'_> {
         joined(parts, width)
     }
 
-    /// The reason for a missing response, and the time since the first failure.
+    /// Why the last response is missing, and the time since the first failure.
     fn error(&self, node: &MonitoredNode) -> Option<String> {
         let (error, since) = node.error()?;
         let age_of_values = node
@@ -488,11 +488,11 @@ impl FrameInput<'_> {
         }
     }
 
-    /// The last line: the keys, or the filter while the user types the filter.
+    /// The last line: the keys, or the filter while the user types it.
     fn keys(&self, width: usize) -> Line<'static> {
         let view = self.view;
         if view.editing {
-            // The end of a long filter is visible.
+            // The end of a long filter is what the user sees.
             let text = super::words::cut_front(&view.filter, width.saturating_sub(9));
             return Line::from(vec![
                 Span::styled("filter: ", YELLOW),

@@ -15,7 +15,7 @@ use super::view::KeyAction;
 use crate::client::targets::Target;
 use crate::client::{Endpoint, MAX_REQUESTS, fetch};
 
-/// The shortest time between two frames that responses cause; the number of nodes does not matter.
+/// The shortest time between two frames that responses cause, however many nodes there are.
 const FRAME_INTERVAL: Duration = Duration::from_millis(500);
 
 /// Sends requests to an agent until the command ends.
@@ -64,7 +64,7 @@ pub(super) async fn run(
     frames.set_missed_tick_behavior(MissedTickBehavior::Delay);
     let mut page = 1;
     loop {
-        // Each branch only receives, so a cancelled branch loses nothing.
+        // Each branch only receives, so a cancelled one loses nothing.
         let action = tokio::select! {
             biased;
             Some(signal) = signals.recv() => {
@@ -81,7 +81,7 @@ pub(super) async fn run(
                 None => return Ok(ExitCode::SUCCESS),
             },
             _ = frames.tick() => {
-                // The age of a missing response grows without new responses.
+                // How long a response has been missing grows without new responses.
                 let has_error = state.nodes.iter().any(|node| node.error().is_some());
                 if state.stale || has_error { KeyAction::Draw } else { KeyAction::Nothing }
             }
@@ -112,7 +112,8 @@ pub(super) async fn run(
     }
 }
 
-/// Handles an event and all events that wait behind the event: on a slow connection, keys arrive faster than frames leave.
+/// Handles an event and all that wait behind it, because on a slow connection, keys arrive faster
+/// than frames leave.
 fn handle_waiting(
     event: &Event,
     events: &mut mpsc::Receiver<Event>,
@@ -135,7 +136,7 @@ pub(super) fn handle(event: &Event, state: &mut TopState, page: usize) -> KeyAct
             KeyAction::Nothing
         };
     };
-    // A key that selects a row needs the current rows. A letter of the filter does not.
+    // A key that selects a row needs the current rows, unlike a letter of the filter.
     if !state.view.editing {
         state.arrange();
     }

@@ -1,5 +1,5 @@
-//! The CPU map of a node: a sign for each CPU. The CPUs of a core stand side by side; gaps separate last-level caches and NUMA
-//! nodes.
+//! The CPU map of a node: a sign for each CPU. The CPUs of a core stand side by side, and gaps
+//! separate last-level caches and NUMA nodes.
 
 use std::collections::BTreeMap;
 
@@ -38,7 +38,6 @@ pub(super) fn legend(has_withheld: bool) -> &'static str {
     }
 }
 
-/// The input of a CPU map.
 #[derive(Debug)]
 pub(super) struct Map<'a> {
     pub(super) layout: &'a Layout,
@@ -67,7 +66,7 @@ pub(super) fn style(letter: char) -> Style {
 // === impl Map ===
 
 impl Map<'_> {
-    /// The map in lines of a width. Each NUMA node begins a line; short NUMA nodes share a line.
+    /// The map in lines of a width. Each NUMA node begins a line, but short ones share it.
     pub(super) fn lines(&self, width: usize) -> Vec<Line<'static>> {
         let blocks = self.blocks();
         let titles = blocks
@@ -127,8 +126,9 @@ impl Map<'_> {
         signs
     }
 
-    /// The title of each NUMA node, with the signs of the node's CPUs by last-level cache. A single NUMA node has no title. The
-    /// CPUs of a core stand side by side. Each online CPU appears exactly once, even with a wrong layout.
+    /// The title of each NUMA node, with the signs of its CPUs by last-level cache. A single NUMA
+    /// node has no title. The CPUs of a core stand side by side. Each online CPU appears exactly
+    /// once, even if the layout is wrong.
     fn blocks(&self) -> Vec<(String, Vec<String>)> {
         let Layout {
             cores, llcs, numa, ..
@@ -199,7 +199,8 @@ fn length(line: &[LinePart]) -> usize {
         .sum()
 }
 
-/// Words of signs after a title. Long lines continue below the first word; a word that is longer than a line is broken.
+/// Words of signs after a title. Long lines continue below the first word, and a word that is
+/// longer than a line is broken.
 fn wrapped(title: String, words: &[String], width: usize) -> Vec<Vec<LinePart>> {
     let margin = title.len().min(width.saturating_sub(1));
     let room = width.saturating_sub(margin).max(1);

@@ -51,7 +51,6 @@ impl Column {
         Self::Out,
     ];
 
-    /// The heading of the column.
     pub(super) fn heading(self) -> &'static str {
         match self {
             Self::Node => "NODE",
@@ -68,7 +67,7 @@ impl Column {
         }
     }
 
-    /// The next or the previous column; the first follows the last.
+    /// The next or the previous column, in a circle.
     pub(super) fn next(self, forward: bool) -> Self {
         let count = Self::ALL.len();
         let position = Self::ALL
@@ -82,7 +81,8 @@ impl Column {
             .unwrap_or(self)
     }
 
-    /// Whether the column sorts ascending, as names do. Numbers sort descending: large numbers matter most.
+    /// Whether the column sorts ascending, as names do. Numbers sort descending, because large ones
+    /// matter most.
     fn is_name(self) -> bool {
         matches!(self, Self::Node | Self::Pod | Self::Role)
     }
@@ -136,14 +136,15 @@ pub(super) fn sort(rows: &mut [Arc<PodRow>], by: Column, reverse: bool, names: &
             .then_with(|| directed(by.compare(left, right, names)))
             .then_with(by_name)
             .then_with(|| natural(node(left, names), node(right, names)))
-            // A running pod stands above a terminated pod of the same name.
+            // A running pod stands above a terminated one of the same name.
             .then_with(|| right.total.running.cmp(&left.total.running))
             .then_with(|| left.key.cmp(&right.key))
     });
 }
 
-/// The words of a filter. A pod passes if each word is a part of the pod's namespace, name, node, role, job, QoS class or
-/// state (exclusive, shared, drift, running). A word after an exclamation mark must be a part of none.
+/// The words of a filter. A pod passes if each word is a part of its namespace, name, node, role,
+/// job, QoS class or state (exclusive, shared, drift, running). A word after an exclamation mark
+/// must be a part of none.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub(super) struct Filter(Vec<FilterWord>);
 

@@ -19,21 +19,23 @@ use tokio::sync::mpsc;
 
 use super::signals;
 
-/// The size of the output buffer, in bytes. Few large writes suit a slow connection, where each write is a packet.
+/// The size of the output buffer, in bytes. A few large writes suit a slow connection, where each
+/// write is a packet.
 const BUFFER_BYTES: usize = 64 << 10;
 
 /// The capacity of the channel of events.
 const MAX_WAITING: usize = 64;
 
-/// SIGCONT follows a resume after [`Screen::suspend`] within this time, and asks for no second resume.
+/// After [`Screen::suspend`], SIGCONT follows the resume within this time, and asks for no second
+/// one.
 const RESUME_SIGNAL_DELAY: Duration = Duration::from_secs(1);
 
 /// The terminal, from [`Screen::take`] until the drop.
 pub(super) struct Screen {
     terminal: Terminal<CrosstermBackend<BufWriter<Stdout>>>,
-    /// Whether frames have colours; NO_COLOR switches colours off.
+    /// Whether frames have colours; NO_COLOR switches them off.
     colors: bool,
-    /// The moment when the terminal was taken last.
+    /// When the terminal was taken last.
     taken: Instant,
 }
 
@@ -47,7 +49,7 @@ pub(super) fn is_terminal() -> bool {
 // === impl Screen ===
 
 impl Screen {
-    /// Switches the terminal to raw mode and the alternate screen. A drop or a panic restores the terminal.
+    /// Switches the terminal to raw mode and the alternate screen. A drop or a panic restores it.
     pub(super) fn take() -> anyhow::Result<Self> {
         static HOOK: Once = Once::new();
         HOOK.call_once(|| {
@@ -90,7 +92,8 @@ impl Screen {
         let draw = |frame: &mut ratatui_core::terminal::Frame<'_>| {
             paint(lines, frame.buffer_mut());
             if !self.colors {
-                // The backend writes a reset for no colour, and the reset would remove bold and reversed.
+                // For no colour, the backend writes a reset, which would remove bold and reversed
+                // as well.
                 frame
                     .buffer_mut()
                     .content
@@ -110,13 +113,14 @@ impl Screen {
             .terminal
             .size()
             .context("can't read the terminal's size")?;
-        // `Terminal::clear` asks the terminal for the cursor's position, and the answer would arrive among the keys.
+        // `Terminal::clear` asks the terminal for the cursor's position, and the answer would
+        // arrive among the keys.
         self.terminal
             .resize(ratatui_core::layout::Rect::from(size))
             .context("can't write to the terminal")
     }
 
-    /// Leaves the terminal to the shell until the shell resumes the command.
+    /// Leaves the terminal to the shell until that resumes the command.
     pub(super) fn suspend(&mut self) -> anyhow::Result<()> {
         restore();
         signals::stop()?;
@@ -170,19 +174,20 @@ fn enter() -> io::Result<()> {
 
 const NO_SIZE: &str = "can't read the terminal's size; pinfold top --once needs no terminal";
 
-/// Restores the terminal's settings without writing to the terminal.
+/// Restores the terminal's settings without writing to it.
 pub(super) fn unset() {
     let _ = disable_raw_mode();
 }
 
-/// Restores settings and screen of the terminal. A failed write is ignored: the terminal is gone.
+/// Restores settings and screen of the terminal. If a write fails, the terminal is gone, so that is
+/// ignored.
 fn restore() {
     unset();
     let _ = execute!(io::stdout(), LeaveAlternateScreen, Show);
     let _ = io::stdout().flush();
 }
 
-/// Keys and changes of the terminal's size, until the terminal is gone.
+/// Keys and changes of the terminal's size, until it is gone.
 pub(super) fn events() -> anyhow::Result<mpsc::Receiver<Event>> {
     let (sender, events) = mpsc::channel(MAX_WAITING);
     let read = move || {

@@ -1,4 +1,4 @@
-//! Signals that end the command, and signals by which a shell stops and resumes the command.
+//! Signals that end the command, and those by which a shell stops and resumes it.
 
 use std::time::Duration;
 
@@ -20,7 +20,8 @@ pub(super) enum SignalAction {
 /// The longest time that a blocked terminal may delay the end of the command.
 const QUIT_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// The capacity of the channel; a repeated signal asks for the same action.
+/// The capacity of the channel. A full one loses nothing, because a repeated signal asks for the
+/// same action.
 const MAX_WAITING: usize = 16;
 
 const ALL: [Signal; 5] = [
@@ -31,17 +32,19 @@ const ALL: [Signal; 5] = [
     Signal::SIGCONT,
 ];
 
-/// Blocks the signals in this thread and in threads started later, so that [`listen`] receives the signals.
+/// Blocks the signals in this thread and in those started later, so that [`listen`] receives them.
 ///
-/// A signal handler would replace the default action of SIGTSTP, which stops the process after the terminal is restored.
+/// A signal handler would replace the default action of SIGTSTP, which stops the process after the
+/// terminal is restored.
 pub(super) fn block() -> anyhow::Result<()> {
     SigSet::from_iter(ALL)
         .thread_block()
         .context("can't block signals")
 }
 
-/// Starts a thread that receives the signals. After a signal that ends the command, the thread restores the terminal's settings
-/// with `restore_settings` and ends the process if the command does not end in time.
+/// Starts a thread that receives the signals. If a signal should end the command and that does not
+/// happen in time, the thread restores the terminal's settings with `restore_settings` and ends the
+/// process.
 pub(super) fn listen(restore_settings: fn()) -> anyhow::Result<mpsc::Receiver<SignalAction>> {
     let (sender, actions) = mpsc::channel(MAX_WAITING);
     let listen = move || {
@@ -58,7 +61,8 @@ pub(super) fn listen(restore_settings: fn()) -> anyhow::Result<mpsc::Receiver<Si
             let _ = sender.try_send(action);
             if let SignalAction::Quit(code) = action {
                 std::thread::sleep(QUIT_TIMEOUT);
-                // The drawing thread waits for the terminal. The terminal would block escape sequences as well.
+                // The drawing thread waits for the terminal, which would block escape sequences as
+                // well.
                 restore_settings();
                 std::process::exit(code.into());
             }

@@ -1,4 +1,4 @@
-//! [`TopState`]: the nodes and the user's view; a [`FrameInput`] is drawn from both.
+//! [`TopState`]: the nodes and the user's view, from which a [`FrameInput`] is drawn.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -7,14 +7,14 @@ use super::frame::FrameInput;
 use super::view::View;
 use crate::client::{MonitoredNode, PodRow, Response};
 
-/// The response of an agent, with the node's index and the moment of arrival.
+/// The response of an agent, with the node's index and when it arrived.
 pub(super) type NodeResponse = (usize, Duration, Response);
 
 /// The input of a frame.
 pub(super) struct TopState {
     pub(super) nodes: Vec<MonitoredNode>,
     pub(super) view: View,
-    /// The rows that the view selects, in the view's order.
+    /// The rows that the view selects, in its order.
     pub(super) rows: Vec<Arc<PodRow>>,
     names: Vec<String>,
     /// The number of pods before the filter.

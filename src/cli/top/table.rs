@@ -11,13 +11,14 @@ use super::order::Column;
 use super::words::{self, bytes, cut_front, left, number, percent, right, seconds};
 use crate::client::{PodKey, PodRow, RowFigures, SafeText};
 
-/// The width of the owner's sign and of the gap after the sign.
+/// The width of the owner's sign and of the gap after it.
 const SIGN_WIDTH: usize = 2;
 
 /// The least width of the pods' names while another column can be left out.
 const MIN_POD_WIDTH: usize = 16;
 
-/// The columns in the order in which a narrow table drops columns. The pod's name and the sorted column stay.
+/// The columns in the order in which a narrow table drops them. The pod's name and the sorted
+/// column stay.
 const DROP_ORDER: [Column; 10] = [
     Column::Runnable,
     Column::Use,
@@ -60,7 +61,8 @@ impl<'a> Table<'a> {
         }
     }
 
-    /// A table for a text, with the columns of a width. Names are never cut, because a text can be scrolled and searched.
+    /// A table for a text, with the columns that fit the width. Names are never cut, because a text
+    /// can be scrolled and searched.
     pub(super) fn with_whole_names(content: &'a TableInput<'a>, width: usize) -> Self {
         let mut table = Self::new(content, width);
         let longest = content.rows.iter().flat_map(|row| {
@@ -217,7 +219,7 @@ fn full_name(row: &PodRow) -> String {
     format!("{}/{}", row.key.namespace, row.key.pod)
 }
 
-/// The line of a pod, or of a container of the pod.
+/// The line of a pod, or of one of its containers.
 fn line(
     content: &TableInput<'_>,
     row: &PodRow,
@@ -260,7 +262,8 @@ fn line(
     }
 }
 
-/// A pod's name: the namespace is left out if the width is short, then the beginning of the name.
+/// A pod's name. If the width is short, the namespace is left out, and then the beginning of the
+/// name.
 fn name(row: &PodRow, width: usize) -> String {
     let full = full_name(row);
     if measure_text_width(&full) <= width {
@@ -294,7 +297,7 @@ fn text(column: Column, figures: &RowFigures) -> String {
     }
 }
 
-/// The exclusive CPUs; an exclamation mark says that the effective CPUs differ.
+/// The exclusive CPUs, with an exclamation mark if the effective CPUs differ.
 fn cpus(figures: &RowFigures) -> String {
     match &figures.assigned {
         Some(cpus) if figures.drift => format!("{}!", words::cpus(cpus)),

@@ -122,7 +122,7 @@ fn at(seconds: u64) -> Duration {
     Duration::from_secs(seconds)
 }
 
-/// A state with nodes of these names. The moment of a frame is chosen in `draw`.
+/// A state with nodes of these names. `draw` chooses the moment of a frame.
 fn state(names: &[&str]) -> TopState {
     let nodes = names
         .iter()

@@ -10,7 +10,8 @@ use crate::client::{PodKey, PodRow, SafeText};
 /// The longest filter, in bytes: more than a line shows.
 const MAX_FILTER_BYTES: usize = 200;
 
-/// The action that a key asks for, in increasing order: of two actions, the greater includes the smaller.
+/// The action that a key asks for, in increasing order: of two actions, the greater includes the
+/// smaller.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum KeyAction {
     Nothing,
@@ -18,13 +19,12 @@ pub(super) enum KeyAction {
     Draw,
     /// Draw every cell again, because the content of the screen is unknown.
     Clear,
-    /// Leave the terminal to the shell until the shell resumes the command.
+    /// Leave the terminal to the shell until that resumes the command.
     Suspend,
     /// End the command.
     Quit,
 }
 
-/// The user's choices.
 #[derive(Debug, Clone, PartialEq)]
 pub(super) struct View {
     pub(super) sort: Column,
@@ -42,9 +42,9 @@ pub(super) struct View {
     pub(super) containers: bool,
     pub(super) paused: bool,
     pub(super) help: bool,
-    /// The selected pod; the selection follows the pod to another line.
+    /// The selected pod, also when it has moved to another line.
     selected: Option<(usize, PodKey)>,
-    /// The last position of the selected pod, for the selection after the pod is gone.
+    /// The last position of the selected pod, for the selection after it is gone.
     position: usize,
 }
 
@@ -68,7 +68,7 @@ impl View {
         }
     }
 
-    /// The rows that the view selects, in the view's order; `names` are the names of the nodes.
+    /// The rows that the view selects, in its order; `names` are the names of the nodes.
     pub(super) fn rows(&self, mut rows: Vec<Arc<PodRow>>, names: &[String]) -> Vec<Arc<PodRow>> {
         let filter = Filter::new(&self.filter);
         rows.retain(|row| {
@@ -91,7 +91,7 @@ impl View {
         )
     }
 
-    /// The position of the selected row; the nearest position if the row is gone.
+    /// The position of the selected row, or the nearest one if it is gone.
     pub(super) fn selected(&self, rows: &[Arc<PodRow>]) -> Option<usize> {
         let is_selected = |row: &Arc<PodRow>| {
             self.selected
@@ -148,7 +148,7 @@ impl View {
             return self.edit(key.code);
         }
         if self.help {
-            // Every key returns to the table; q ends the command as usual.
+            // Every key returns to the table, except that q ends the command as usual.
             self.help = false;
             return if key.code == KeyCode::Char('q') {
                 KeyAction::Quit
@@ -230,7 +230,7 @@ impl View {
     }
 }
 
-/// The next or the previous node; all nodes come after the last node.
+/// The next or the previous node. After the last one come all nodes.
 fn next(node: Option<usize>, nodes: usize, forward: bool) -> Option<usize> {
     let last = nodes.checked_sub(1).filter(|last| *last > 0)?;
     match (node, forward) {

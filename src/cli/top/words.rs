@@ -21,7 +21,7 @@ pub(super) fn seconds(seconds: f64) -> String {
     units::seconds(seconds).replace(' ', "")
 }
 
-/// A number; a small number has a digit after the point.
+/// A number, with a digit after the point if it is small.
 pub(super) fn number(value: f64) -> String {
     match value.max(0.0) {
         v if v < 99.95 => format!("{v:.1}"),
@@ -59,7 +59,7 @@ pub(super) fn cut(text: &str, width: usize) -> String {
     truncate_str(text, width, "…").into_owned()
 }
 
-/// A text, cut at the beginning: names of pods differ at the end.
+/// A text, cut at the beginning, because names of pods differ at the end.
 pub(super) fn cut_front(text: &str, width: usize) -> String {
     let mut over = measure_text_width(text).saturating_sub(width);
     if over == 0 {

@@ -1,8 +1,9 @@
 //! A drawing of a machine as text, with the owners of CPUs.
 //!
-//! Sockets, NUMA nodes and LLCs become nested headings, with the fewest groups outermost: on some machines a NUMA node holds
-//! many sockets, and on some an LLC spans many NUMA nodes. Levels with equal groups share a heading, so that a machine with
-//! a NUMA node per socket is drawn only once. The cores stand under the last heading.
+//! Sockets, NUMA nodes and LLCs become nested headings, with the fewest groups outermost: on some
+//! machines a NUMA node holds many sockets, and on some an LLC spans many NUMA nodes. Levels with
+//! equal groups share a heading, so that a machine with a NUMA node per socket is drawn only once.
+//! The cores stand under the last heading.
 
 use std::collections::BTreeMap;
 use std::fmt::Write;
@@ -13,7 +14,7 @@ use crate::cpu::{CoreKind, Cpu, CpuSet, NumaNode, Topology};
 use crate::text::terminal::escape;
 use crate::text::{counted, units};
 
-/// Columns of a drawing; a wider line continues on the next line.
+/// Columns of a drawing. A wider line continues on the next one.
 const WIDTH: usize = 100;
 const GAP: &str = "   ";
 const COLORS: [Color; 6] = [
@@ -199,8 +200,8 @@ impl Drawing<'_> {
             }
             return;
         }
-        // The innermost groups stand before the cores: several to a line if the titles are short, a line each if all groups
-        // fit, and above the cores otherwise.
+        // The innermost groups stand before the cores: several to a line if the titles are short, a
+        // line each if all groups fit, and above the cores otherwise.
         let segments: Vec<_> = groups
             .map(|group| (self.title(level, &group), self.cores(&group)))
             .collect();
@@ -361,7 +362,7 @@ fn details(topology: &Topology, node: &NumaNode) -> String {
     if let Some(bytes) = node.memory_bytes {
         let _ = write!(text, " · {}", units::bytes(bytes as f64));
     }
-    // The distance of a NUMA node to the same NUMA node is 10 on every machine, and is left out.
+    // A NUMA node is at distance 10 from itself on every machine, so that is left out.
     let mut others: BTreeMap<u32, CpuSet> = BTreeMap::new();
     for (other, &distance) in topology
         .numa
@@ -481,7 +482,7 @@ fn line(out: &mut String, indent: usize, text: &str) {
     out.push('\n');
 }
 
-/// The items of a CPU list, each with the following comma.
+/// The items of a CPU list, each with the comma that follows it.
 fn items(cpus: &CpuSet) -> Vec<String> {
     cpus.to_string()
         .split_inclusive(',')

@@ -1,4 +1,4 @@
-//! [`Class`]: cores with equal prices, and the lowest cost of taking CPUs from the cores.
+//! [`Class`]: cores with equal prices, and the lowest cost of taking CPUs from them.
 
 use super::price::Price;
 use super::request::{Cores, SearchInput};
@@ -27,7 +27,7 @@ pub(super) struct ClassCost {
 // === impl Class ===
 
 impl Class {
-    /// The class of a core; none if the core gives no CPU.
+    /// The class of a core; none if it gives no CPU.
     pub(super) fn of(core: &[usize], terms: &SearchInput<'_>) -> Option<Self> {
         let open = || core.iter().filter(|&&cpu| terms.open[cpu]);
         let mut each = open().count();
@@ -36,7 +36,7 @@ impl Class {
             unwanted = open().filter(|&&cpu| terms.unwanted[cpu]).count();
         }
         if terms.cores == Cores::Single {
-            // With `Cores::Single`, a core gives a single CPU: a wanted CPU, if any is open.
+            // With `Cores::Single`, a core gives a single CPU: a wanted one, if any is open.
             (each, unwanted) = (each.min(1), usize::from(each == unwanted));
         }
         (each > 0).then_some(Self {
@@ -47,8 +47,8 @@ impl Class {
     }
 
     /// The lowest cost of taking `count` CPUs from `cores` cores; none if the request does not
-    /// allow `count`. The cheapest choice needs no search. From entirely free cores: whole cores
-    /// and at most one part. From partly free cores: the fewest cores with enough CPUs.
+    /// allow `count`. The cheapest choice needs no search: from entirely free cores it is whole
+    /// cores and at most one part, from partly free cores the fewest cores with enough CPUs.
     #[inline]
     pub(super) fn taken(self, cores: usize, mode: Cores, count: usize) -> Option<ClassCost> {
         let Self {
@@ -87,8 +87,8 @@ impl Class {
             };
             (if unwanted == 0 { 0 } else { count }, in_part, touched)
         } else if count <= cores * wanted {
-            // The wanted CPUs are enough. Without the core's unwanted CPUs, every touched core is
-            // split.
+            // The wanted CPUs are enough. Every touched core is split, because its unwanted CPUs
+            // stay.
             let touched = count.div_ceil(wanted);
             (0, touched, touched)
         } else {

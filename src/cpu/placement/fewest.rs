@@ -1,5 +1,5 @@
-//! [`Minimum`]: the fewest unwanted CPUs and split cores that a placement can have. The minimum
-//! bounds every table before the search begins.
+//! [`Minimum`]: the fewest unwanted CPUs and split cores that a placement can have. It bounds every
+//! table before the search begins.
 
 use std::collections::BTreeMap;
 
@@ -16,7 +16,7 @@ pub(super) struct Minimum {
     pub(super) split_cores: usize,
 }
 
-/// The minimum for a request; none if no placement meets the request.
+/// The minimum for a request; none if no placement meets it.
 pub(super) fn least(plan: &PlacementPlan, terms: &SearchInput<'_>) -> Option<Minimum> {
     if terms.unwanted.is_empty() && terms.cores != Cores::Single {
         let split_cores = split_cores(plan, terms.open, terms.wanted)?;
@@ -66,7 +66,7 @@ pub(super) fn least(plan: &PlacementPlan, terms: &SearchInput<'_>) -> Option<Min
     best.get(terms.wanted).copied().flatten()
 }
 
-/// For each count up to the total, whether some of the sizes add up to the count.
+/// For each count up to the total, whether some of the sizes add up to it.
 fn sums(sizes: &[usize]) -> Vec<bool> {
     let mut sums = vec![true];
     for &size in sizes {
@@ -111,7 +111,7 @@ fn split_cores(plan: &PlacementPlan, is_free: &[bool], wanted: usize) -> Option<
             free => partly.push(free),
         }
     }
-    // For each count, the number of partly free cores needed. The freest cores are taken first.
+    // For each count, the number of partly free cores needed. The freest are taken first.
     partly.sort_unstable_by(|a, b| b.cmp(a));
     let mut of_partly = vec![0];
     for (&free, used) in partly.iter().zip(1..) {

@@ -1,9 +1,10 @@
 //! Placements on one kind of core: [`Request::core_kinds`](super::Request::core_kinds).
 //!
-//! The best set without the rule comes first. If its cores are of several kinds, each kind is searched by itself, with only
-//! its CPUs open. A set of one kind lies within one of these searches, so the best of their results is the best set of
-//! one kind. The free set stays the whole free set, because remaining free CPUs are part of the price. On a machine with
-//! one kind of core, no search is added.
+//! The best set without the rule comes first. If its cores are of several kinds, each kind is
+//! searched by itself, with only its CPUs open. Every set of one kind lies within one of these
+//! searches, so the best of their results is the best set of one kind. The free set stays the whole
+//! free set, because remaining free CPUs are part of the price. On a machine with one kind of core,
+//! no search is added.
 
 use super::fewest::{Minimum, least};
 use super::plan::PlacementPlan;

@@ -112,7 +112,7 @@ impl<'a, P: Price> Search<'a, P> {
     }
 
     /// The node of a piece of a core. The pattern says whether any CPU of the core is taken, and
-    /// whether any CPU is left.
+    /// whether any is left.
     pub(super) fn piece(&mut self, cell: &Cell, price: NodePrice<'a, P>) -> usize {
         let NodePrice { own, outer } = price;
         let Cell::Piece {

@@ -14,9 +14,9 @@ pub(super) struct Limits {
     by_number: bool,
     /// Whether tight bounds are likely to hold.
     tight: bool,
-    /// For each group of the plan, the most CPUs that the group gives.
+    /// For each group of the plan, the most CPUs that it gives.
     most: Vec<usize>,
-    /// For each of [`SPANNED`] and each count, the fewest groups that can give the count.
+    /// For each of [`SPANNED`] and each count, the fewest groups that can give it.
     fewest: [Vec<usize>; 3],
 }
 
@@ -66,8 +66,8 @@ impl Limits {
             fewest_groups(sizes.map(|(_, &most)| most).collect(), wanted)
         });
         // With more than one split core, whole cores have run out, and the positions of the last
-        // whole cores decide the spread. Tight bounds then rarely hold. Tight bounds rarely hold
-        // with distances either, because distances count before the spread.
+        // ones decide the spread, so tight bounds rarely hold. Neither do they with distances,
+        // which count before the spread.
         let tight = split_cores <= 1 && terms.distances.is_empty();
         Self {
             wanted,
@@ -79,7 +79,7 @@ impl Limits {
     }
 
     /// Upper bounds on the best placement's price, from the tightest to the loosest. A tight bound
-    /// may be too low. The loosest bound always holds.
+    /// may be too low, but the loosest always holds.
     pub(super) fn bounds<P: Price>(&self, least: Minimum) -> impl Iterator<Item = P> + use<P> {
         let split_cores =
             P::UNWANTED.times(least.unwanted) + P::SPLIT_CORE.times(least.split_cores);
@@ -110,7 +110,7 @@ impl Limits {
     pub(super) fn around(&self, rules: &Rules) -> Surroundings {
         let most = |groups: &Vec<usize>| groups.iter().map(|&group| self.most[group]).sum();
         Surroundings(rules.astride.each_ref().map(|astride| match astride[..] {
-            // A block inside one group of the kind touches only this group. Any other block has
+            // A block inside one group of the kind touches only that group. Any other block has
             // CPUs of several groups of the kind, or of none.
             [group] if rules.outer.contains(&group) => Supply {
                 besides: 0,
@@ -152,7 +152,7 @@ impl Limits {
     }
 }
 
-/// For each CPU, whether a placement without split cores can have the CPU. And the most CPUs that a
+/// For each CPU, whether a placement without split cores can have it, and the most CPUs that a
 /// split core can give.
 fn whole_cores(plan: &PlacementPlan, terms: &SearchInput<'_>) -> (Vec<bool>, usize) {
     let is_free = terms.open;
@@ -170,8 +170,8 @@ fn whole_cores(plan: &PlacementPlan, terms: &SearchInput<'_>) -> (Vec<bool>, usi
     let mut groups = plan.groups.iter();
     let in_pieces = groups.any(|group| group.kind == GroupKind::Core);
     if terms.cores == Cores::Single && in_pieces {
-        // A core may have pieces on several NUMA nodes, of which the request may use only one. The
-        // core still gives a CPU.
+        // A core may have pieces on several NUMA nodes, of which the request may use only one. It
+        // still gives a CPU.
         is_whole.copy_from_slice(is_free);
     } else if terms.cores == Cores::Single {
         is_whole.fill(false);
@@ -182,8 +182,8 @@ fn whole_cores(plan: &PlacementPlan, terms: &SearchInput<'_>) -> (Vec<bool>, usi
     (is_whole, most_of_part)
 }
 
-/// For each count up to `wanted`, the fewest groups that can give the count. `sizes` holds, for each
-/// group, the most CPUs that the group gives.
+/// For each count up to `wanted`, the fewest groups that can give it. `sizes` holds the most CPUs
+/// that each group gives.
 fn fewest_groups(mut sizes: Vec<usize>, wanted: usize) -> Vec<usize> {
     sizes.sort_unstable_by(|a, b| b.cmp(a));
     let mut fewest = vec![0];
@@ -191,7 +191,7 @@ fn fewest_groups(mut sizes: Vec<usize>, wanted: usize) -> Vec<usize> {
         let counts = size.min(wanted + 1 - fewest.len());
         fewest.extend(std::iter::repeat_n(groups, counts));
     }
-    // If the plan ignores a kind, the kind has no groups and costs nothing.
+    // If the plan ignores a kind, it has no groups and costs nothing.
     fewest.resize(wanted + 1, sizes.len());
     fewest
 }

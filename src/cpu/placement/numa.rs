@@ -1,22 +1,22 @@
 //! Placements on the fewest NUMA nodes: [`Request::fewest_numa`](super::Request::fewest_numa).
 //!
-//! A set that touches at most `k` NUMA nodes lies in a union of `k` NUMA nodes. Every set in the
-//! union touches at most `k`. The best allowed set is therefore the best of all unions' best sets.
-//! The usual search finds the best set of a union when only the union's CPUs are open. The free set
-//! stays the whole free set, because remaining free CPUs are part of the price.
+//! A set that touches at most `k` NUMA nodes lies in a union of `k` NUMA nodes, and every set in
+//! the union touches at most `k`. The best allowed set is therefore the best of all unions' best
+//! sets. The usual search finds the best set of a union when only the union's CPUs are open. The
+//! free set stays the whole free set, because remaining free CPUs are part of the price.
 //!
 //! Three facts keep the number of searches low:
 //!
-//! - The best set without the rule comes first. If the set touches few enough NUMA nodes, no search
+//! - The best set without the rule comes first. If it touches few enough NUMA nodes, no search
 //!   remains.
-//! - Only unions with the minimum of unwanted CPUs and split cores are searched. The minimum is known
-//!   without a search.
-//! - Of [alike](Placer::alike) NUMA nodes the lowest are taken first: exchanging two alike NUMA nodes,
-//!   CPU by CPU, changes no number, and lower ids are better.
+//! - Only unions with the minimum of unwanted CPUs and split cores are searched, and the minimum is
+//!   known without a search.
+//! - Of [alike](Placer::alike) NUMA nodes the lowest are taken first: exchanging two alike NUMA
+//!   nodes, CPU by CPU, changes no number, and lower ids are better.
 //!
-//! On real machines, a few unions remain. If each of many NUMA nodes is fragmented differently, only
-//! [`MOST_UNIONS`] are searched. The search adds the NUMA nodes with the most CPUs first. The answer
-//! then keeps the rule, but may not be the best.
+//! On real machines, that leaves a few unions. If each of many NUMA nodes is fragmented
+//! differently, only [`MOST_UNIONS`] are searched, beginning with the NUMA nodes with the most
+//! CPUs. The answer then keeps the rule, but may not be the best.
 
 use std::collections::BTreeMap;
 
@@ -35,10 +35,10 @@ const MOST_UNIONS: usize = 2_000;
 /// The NUMA nodes that a union must contain, and optional NUMA nodes.
 #[derive(Debug)]
 struct NumaChoice {
-    /// For each NUMA node, whether every union contains the NUMA node.
+    /// For each NUMA node, whether every union contains it.
     held: Vec<bool>,
-    /// Optional NUMA nodes with CPUs to give, in lists of alike NUMA nodes, lowest first. The list
-    /// with the most CPUs per NUMA node comes first.
+    /// Optional NUMA nodes with CPUs to give, in lists of alike ones, lowest first. The list with
+    /// the most CPUs per NUMA node comes first.
     classes: Vec<Vec<usize>>,
     /// For each NUMA node, the most available CPUs.
     gives: Vec<usize>,
@@ -47,7 +47,7 @@ struct NumaChoice {
 /// A union of NUMA nodes, and the NUMA nodes that may still be added.
 #[derive(Debug)]
 struct PartialUnion<'a> {
-    /// For each NUMA node, whether the union contains the NUMA node.
+    /// For each NUMA node, whether the union contains it.
     contains: Vec<bool>,
     /// The most CPUs available in the union.
     given: usize,
@@ -69,8 +69,8 @@ struct CpuTraits {
     distance: usize,
 }
 
-/// The key of a CPU's group. For a group inside a NUMA node: the group's position in the NUMA node.
-/// For a group across NUMA nodes: the group's number on the machine.
+/// The key of a CPU's group: for a group inside a NUMA node, its position there; for a group across
+/// NUMA nodes, its number on the machine.
 #[derive(Debug, PartialEq, Eq)]
 enum GroupKey {
     Inside(usize),
@@ -80,9 +80,9 @@ enum GroupKey {
 // === impl Placer ===
 
 impl Placer {
-    /// The best CPUs under the rule. The rule counts the container's present CPUs and the new CPUs
-    /// together. All touch no more NUMA nodes than as many CPUs need on the empty machine. `usual`
-    /// is the best placement without the rule.
+    /// The best CPUs under the rule, which counts the container's present CPUs and the new ones
+    /// together: all of them touch no more NUMA nodes than as many CPUs need on the empty machine.
+    /// `usual` is the best placement without the rule.
     pub(super) fn on_fewest_numa<P: Price>(
         &self,
         plan: &PlacementPlan,
@@ -131,7 +131,7 @@ impl Placer {
         })
     }
 
-    /// The best placement in any union of the NUMA nodes held and `more` further NUMA nodes.
+    /// The best placement in any union of the NUMA nodes held and `more` others.
     fn best_union<P: Price>(
         &self,
         plan: &PlacementPlan,
@@ -152,8 +152,8 @@ impl Placer {
             ) else {
                 continue;
             };
-            // The numbers in `Minimum` count first. The best placement is therefore in a union with
-            // the lowest minimum.
+            // The numbers in `Minimum` count first, so the best placement is in a union with the
+            // lowest minimum.
             if lowest.is_none_or(|lowest| least < lowest) {
                 lowest = Some(least);
                 worth.clear();
@@ -182,8 +182,8 @@ impl Placer {
 
     /// The fewest NUMA nodes for `wanted` CPUs if all online CPUs are free.
     ///
-    /// Because of the container's present CPUs, `wanted` may be no sum of whole cores. The function
-    /// then counts CPUs instead of cores.
+    /// Because of the container's present CPUs, `wanted` may be no sum of whole cores. CPUs are
+    /// then counted instead of cores.
     fn numa_needed(&self, plan: &PlacementPlan, terms: &SearchInput<'_>, wanted: usize) -> usize {
         let all = vec![true; self.membership.len()];
         let nothing = SearchInput {
@@ -257,9 +257,9 @@ impl Placer {
         }
     }
 
-    /// NUMA nodes in lists of alike NUMA nodes. Alike NUMA nodes can exchange their CPUs in the order
-    /// of ids: every group stays a group, and every CPU keeps the properties in [`CpuTraits`]. In
-    /// each list, each CPU of a NUMA node has a lower id than the same CPU of the next NUMA node.
+    /// NUMA nodes in lists of alike ones, which can exchange their CPUs in the order of ids: every
+    /// group stays a group, and every CPU keeps the properties in [`CpuTraits`]. In each list, each
+    /// CPU of a NUMA node has a lower id than the same CPU of the next NUMA node.
     fn alike(&self, terms: &SearchInput<'_>, groups: &[usize]) -> Vec<Vec<usize>> {
         let mut classes: Vec<(Vec<CpuTraits>, Vec<usize>)> = Vec::new();
         for &group in groups {
@@ -325,7 +325,7 @@ impl Placer {
         members.iter().zip(group_keys).map(one).collect()
     }
 
-    /// For each CPU, whether the request may get the CPU from a union of NUMA nodes.
+    /// For each CPU, whether the request may get it from a union of NUMA nodes.
     fn open_in(&self, terms: &SearchInput<'_>, union: &[bool]) -> Vec<bool> {
         let inside = |(member, &open): (&Membership, &bool)| open && union[member.numa];
         let mut open: Vec<bool> = self.membership.iter().zip(terms.open).map(inside).collect();
@@ -361,7 +361,7 @@ impl Placer {
             .unwrap_or_default()
     }
 
-    /// For each NUMA node, whether the set touches the NUMA node.
+    /// For each NUMA node, whether the set touches it.
     fn numa_groups(&self, cpus: &CpuSet) -> Vec<bool> {
         let mut touched = vec![false; self.numa_count()];
         let members = self.membership.iter().zip(&self.plan.ids);
@@ -388,9 +388,9 @@ impl Placer {
 // === impl NumaChoice ===
 
 impl NumaChoice {
-    /// Unions of the NUMA nodes held and `more` further NUMA nodes (or all, if fewer exist). A union
-    /// that gives fewer than `wanted` CPUs is left out. Of unions that differ only by alike NUMA
-    /// nodes, a single union is returned. The result has at most [`MOST_UNIONS`] unions.
+    /// Unions of the NUMA nodes held and `more` others (or all, if fewer exist), at most
+    /// [`MOST_UNIONS`]. A union that gives fewer than `wanted` CPUs is left out, and of unions that
+    /// differ only by alike NUMA nodes, there is a single one.
     fn unions(&self, more: usize, wanted: usize) -> Vec<Vec<bool>> {
         let given = self
             .gives

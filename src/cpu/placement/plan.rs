@@ -1,12 +1,12 @@
-//! [`PlacementPlan`]: a tree of blocks for the search of a machine. The plan is built once per machine.
+//! [`PlacementPlan`]: a tree of blocks for the search of a machine, built once per machine.
 
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BinaryHeap};
 
 use crate::cpu::{CpuSet, Topology};
 
-/// The most table steps of a search. If a plan needs more steps, the next plan ignores one more kind
-/// of groups. A step takes about a nanosecond.
+/// The most table steps of a search. If a plan needs more, the next plan ignores one more kind of
+/// groups. A step takes about a nanosecond.
 const MOST_WORK: f64 = 6.0e7;
 
 /// The most bits of a pattern of crossing groups.
@@ -15,20 +15,20 @@ const MOST_BITS: u32 = 64;
 /// A machine, divided into cells and joined into a tree of blocks.
 #[derive(Debug, Clone)]
 pub(super) struct PlacementPlan {
-    /// The ids of the online CPUs, ascending. The search names a CPU by the index in `ids`.
+    /// The ids of the online CPUs, ascending. The search names a CPU by its index here.
     pub(super) ids: Vec<u32>,
     /// The CPUs of each core, ascending.
     pub(super) cores: Vec<Vec<usize>>,
     pub(super) cells: Vec<Cell>,
     pub(super) groups: Vec<PriceGroup>,
-    /// Children before parents; the last block is the whole machine. Empty only for a machine
-    /// without CPUs.
+    /// Children come before parents, and the last block is the whole machine. Empty only for a
+    /// machine without CPUs.
     pub(super) blocks: Vec<Block>,
     /// Groups that equal no block, and all cores in pieces. The patterns of tables tell which
     /// crossing groups are touched.
     pub(super) crossing: Vec<Crossing>,
-    /// Whether patterns count the CPUs taken of each crossing group. Otherwise patterns only tell
-    /// taken from untouched.
+    /// Whether patterns count the CPUs taken of each crossing group, or only tell taken from
+    /// untouched.
     pub(super) counting: bool,
 }
 
@@ -37,7 +37,7 @@ pub(super) struct PlacementPlan {
 pub(super) enum Cell {
     /// Whole cores, by index into [`PlacementPlan::cores`].
     Cores(Vec<usize>),
-    /// A part of a core with CPUs in different groups. Virtual machines can report such a topology.
+    /// A part of a core whose CPUs are in different groups, as virtual machines can report.
     Piece {
         cpus: Vec<usize>,
         touched: u64,
@@ -52,7 +52,7 @@ pub(super) struct PriceGroup {
     pub(super) cpus: Vec<usize>,
 }
 
-/// The kind of a group. A core is a group only if the core is in pieces.
+/// The kind of a group. A core is a group only if it is in pieces.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum GroupKind {
     Core,
@@ -64,14 +64,14 @@ pub(super) enum GroupKind {
 /// The kinds of groups of which a placement should touch few.
 pub(super) const SPANNED: [GroupKind; 3] = [GroupKind::Numa, GroupKind::Socket, GroupKind::Llc];
 
-/// A group that equals no block, or a core in pieces, with the group's bits in patterns.
+/// A group that equals no block, or a core in pieces, with its bits in patterns.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Crossing {
     pub(super) group: usize,
-    /// The pattern bit for a taken CPU of the group. Where patterns count: the lowest bit of
+    /// The pattern bit for a taken CPU of the group. Where patterns count, it is the lowest bit of
     /// `field`.
     pub(super) touched: u64,
-    /// For a core in pieces: the bit for a CPU that is not taken. 0 for every other kind of group,
+    /// For a core in pieces, the bit for a CPU that is not taken. 0 for every other kind of group,
     /// and where patterns count.
     pub(super) missing: u64,
     /// All bits of the group, without `missing`.
@@ -93,12 +93,12 @@ pub(super) enum BlockShape {
     Join(usize, usize),
 }
 
-/// The groups around a block, and the block's part in patterns of crossing groups.
+/// The groups around a block, and its part in patterns of crossing groups.
 #[derive(Debug, Clone, Default)]
 pub(super) struct Rules {
-    /// Groups with all CPUs of the block and further CPUs. Groups that patterns count are left out.
+    /// Groups with all CPUs of the block and others. Groups that patterns count are left out.
     pub(super) outer: Vec<usize>,
-    /// Bits set by every taken CPU of the block. The block's patterns leave out the implied bits.
+    /// Bits set by every taken CPU of the block, which its patterns therefore leave out.
     pub(super) implied: u64,
     /// The bits of the block's patterns.
     pub(super) keep: u64,
@@ -106,7 +106,7 @@ pub(super) struct Rules {
     pub(super) untouched: u64,
     /// Where patterns count: the number that each taken CPU adds to a leaf's pattern.
     pub(super) unit: u64,
-    /// Crossing groups with all CPUs in the block, but in neither part of the block alone.
+    /// Crossing groups with all CPUs in the block, but in neither of its two parts alone.
     pub(super) closing: Vec<Crossing>,
     /// For each of [`SPANNED`], the groups with CPUs inside and outside of the block.
     pub(super) astride: [Vec<usize>; 3],
@@ -118,7 +118,6 @@ type CellKey = (Option<u32>, Option<u32>, Option<u32>);
 /// The CPUs of a machine, by core and by group.
 #[derive(Debug)]
 struct GroupedCpus {
-    /// The ids of the online CPUs, ascending.
     ids: Vec<u32>,
     keys: Vec<CellKey>,
     cores: Vec<Vec<usize>>,
@@ -176,7 +175,7 @@ impl GroupedCpus {
 // === impl PlacementPlan ===
 
 impl PlacementPlan {
-    /// The plan, and whether the plan keeps every group.
+    /// The plan, and whether it keeps every group.
     pub(super) fn new(topology: &Topology, counting: bool) -> (Self, bool) {
         let forgettable = [
             GroupKind::Llc,
@@ -237,7 +236,7 @@ impl PlacementPlan {
     }
 
     /// Adds the cells, first whole cores, then pieces. The result is the CPUs of each cell, and for
-    /// each piece the group of the piece's core.
+    /// each piece the group of its core.
     fn add_cells(
         &mut self,
         cores: Vec<Vec<usize>>,
@@ -260,8 +259,8 @@ impl PlacementPlan {
                 self.cores.push(core);
                 continue;
             }
-            // The core has a single part, unless the plan ignores cores in pieces. In such a plan,
-            // each part counts as a core.
+            // The core has a single part, unless the plan ignores cores in pieces and counts each
+            // part as a core.
             for (key, cpus) in parts {
                 whole.entry(key).or_default().push(self.cores.len());
                 self.cores.push(cpus);
@@ -285,8 +284,8 @@ impl PlacementPlan {
         (leaves, piece_groups)
     }
 
-    /// Adds the groups that equal no block, and the cores in pieces, with bits in patterns. None if a
-    /// pattern has too few bits.
+    /// Adds the groups that equal no block, and the cores in pieces, with bits in patterns. None if
+    /// a pattern has too few bits.
     fn add_crossing(&mut self, group_sets: &[CpuSet], sets: &[CpuSet]) -> Option<()> {
         let mut bits = 0;
         for (number, group) in self.groups.iter().enumerate() {
@@ -320,7 +319,7 @@ impl PlacementPlan {
         Some(())
     }
 
-    /// Gives each piece the pattern bits of the piece's core. `groups` are the groups of the cores.
+    /// Gives each piece the pattern bits of its core. `groups` are the groups of the cores.
     fn add_piece_bits(&mut self, groups: &[usize]) {
         let crossing = &self.crossing;
         let first_piece = self.cells.len() - groups.len();
@@ -435,8 +434,7 @@ fn set<'a>(cpus: impl IntoIterator<Item = &'a usize>) -> CpuSet {
         .collect()
 }
 
-/// Joins leaves into a tree, the smallest groups first. Where groups nest, each group becomes a
-/// block.
+/// Joins leaves into a tree, the smallest groups first. Where groups nest, each becomes a block.
 fn tree(leaves: Vec<CpuSet>, groups: &[CpuSet]) -> (Vec<BlockShape>, Vec<CpuSet>) {
     let mut shapes: Vec<BlockShape> = (0..leaves.len()).map(BlockShape::Leaf).collect();
     let mut sets = leaves;
@@ -448,7 +446,8 @@ fn tree(leaves: Vec<CpuSet>, groups: &[CpuSet]) -> (Vec<BlockShape>, Vec<CpuSet>
         let (inside, outside): (Vec<usize>, Vec<usize>) =
             tops.iter().partition(|&&top| !sets[top].is_disjoint(group));
         tops = outside;
-        // The two smallest blocks are joined first: tables stay small for as long as possible.
+        // The two smallest blocks are joined first, which keeps tables small for as long as
+        // possible.
         let mut heap: BinaryHeap<_> = inside
             .iter()
             .map(|&top| Reverse((sets[top].len(), top)))

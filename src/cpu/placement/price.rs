@@ -1,7 +1,7 @@
-//! [`Price`]: all numbers for the comparison of placements, except CPU ids. The numbers are packed
-//! into a single number with addition and order.
+//! [`Price`]: all numbers for the comparison of placements, except CPU ids, packed into a single
+//! number with addition and order.
 //!
-//! Each number has separate bits. The most important number has the highest bits. No sum overflows. A
+//! Each number has its own bits, and the most important number has the highest. No sum overflows. A
 //! number counts CPUs (at most 8,192), squares of a number of CPUs, or distances per CPU.
 
 use std::fmt::Debug;
@@ -10,7 +10,7 @@ use std::ops::Add;
 
 /// A sum of prices of groups, compared from the most important number to the least.
 ///
-/// `u128` holds the numbers for a [`Request`](super::Request) without preferences, and is faster.
+/// `u128` holds the numbers for a [`Request`](super::Request) without preferences, and is faster;
 /// [`WidePrice`] holds all numbers.
 pub(super) trait Price: Copy + Ord + Debug + Add<Output = Self> + Sum {
     /// Whether the type has prices for preferences: distances, unwanted CPUs, and squares of CPUs
@@ -28,7 +28,7 @@ pub(super) trait Price: Copy + Ord + Debug + Add<Output = Self> + Sum {
     const SPLIT_CORE: Self;
     /// The price per CPU and step of distance from the devices. 0 in a type without preferences.
     const DISTANCE: Self;
-    /// The price per NUMA node touched. For [`Order::Spread`](super::Order::Spread): the unit of
+    /// The price per NUMA node touched. For [`Order::Spread`](super::Order::Spread), the unit of
     /// price, multiplied by the square of the number of CPUs taken on a NUMA node.
     const NUMA: Self;
     /// As `NUMA`, for a socket.
@@ -39,25 +39,23 @@ pub(super) trait Price: Copy + Ord + Debug + Add<Output = Self> + Sum {
     const FREE_NUMA: Self;
     /// The price per entirely free LLC touched.
     const FREE_LLC: Self;
-    /// The price per entirely free core touched. For [`Cores::Single`](super::Cores::Single): the
+    /// The price per entirely free core touched. For [`Cores::Single`](super::Cores::Single), the
     /// price per CPU kept idle.
     const FREE_CORE: Self;
     /// The price per free CPU in a NUMA node touched. All placements take the same number of CPUs,
-    /// so the sum ranks by the remaining CPUs. For [`Order::Spread`](super::Order::Spread): the
-    /// price per taken CPU and per free CPU by which the NUMA node lags behind the freest NUMA
-    /// node.
+    /// so the sum ranks by the remaining ones. For [`Order::Spread`](super::Order::Spread), the
+    /// price per taken CPU and per free CPU by which its NUMA node lags behind the freest one.
     const LEFT_IN_NUMA: Self;
     /// As `LEFT_IN_NUMA`, for an LLC.
     const LEFT_IN_LLC: Self;
 
-    /// The price multiplied by a count.
     fn times(self, count: usize) -> Self;
 
-    /// A price below `self`, at least as high as every placement's price below `self`. `self` has a
-    /// single number above zero.
+    /// A price below `self` that is at least as high as every placement's price below `self`.
+    /// `self` has a single number above zero.
     fn just_below(self) -> Self;
 
-    /// The price minus a part of the price; none if the part does not fit into the price.
+    /// The price minus a part of it; none if the part does not fit into it.
     fn without(self, part: Self) -> Option<Self>;
 }
 

@@ -1,7 +1,7 @@
 //! From prices back to CPUs: the lowest ids among all cheapest placements.
 //!
 //! Of two different sets of equal size, the set with the smallest differing CPU has the lower list
-//! of ids. A union with a disjoint set keeps the order. Therefore each table entry has a single
+//! of ids, and a union with a disjoint set keeps the order. Therefore each table entry has a single
 //! best set. Only entries on a cheapest path are computed.
 
 use std::ops::Range;
@@ -21,7 +21,7 @@ struct ComputedSets {
     width: usize,
     /// The words of all sets in sequence. The first set is empty.
     words: Vec<u64>,
-    /// For each table entry, the number of the entry's best set, or 0.
+    /// For each table entry, the number of its best set, or 0.
     known: Vec<usize>,
 }
 
@@ -47,7 +47,7 @@ impl<P: Price> Search<'_, P> {
         }
     }
 
-    /// Computes the best set of a table entry, and of the entries below.
+    /// Computes the best set of a table entry, and of those below.
     fn find(&self, sets: &mut ComputedSets, node: usize, entry: usize) -> usize {
         let count = self.counts[entry];
         let set = match &self.nodes[node].shape {
@@ -92,7 +92,7 @@ impl<P: Price> Search<'_, P> {
         }
     }
 
-    /// The best union of a set from one part of a join and a set from the other part.
+    /// The best union of a set from one part of a join and a set from the other.
     fn best_of_join(
         &self,
         sets: &mut ComputedSets,
@@ -108,7 +108,7 @@ impl<P: Price> Search<'_, P> {
         let shared = self.shared(self.nodes[node].shared, count);
         let mut best = None;
         for pair in pairs.iter().filter(|pair| pair.pattern == pattern) {
-            // A pair whose charge alone exceeds the entry's price did not lead to the entry.
+            // A pair whose charge alone exceeds the entry's price did not lead there.
             let Some(price) = self.costs[entry].without(pair.charge + shared) else {
                 continue;
             };
@@ -147,7 +147,7 @@ impl<P: Price> Search<'_, P> {
         let most = others.last().copied().unwrap_or_default();
         let from = ones.partition_point(|&taken| taken + most < count);
         let to = ones.partition_point(|&taken| taken < count);
-        // The more CPUs the first node gives, the fewer the second node gives: `end` only moves down.
+        // The more CPUs the first node gives, the fewer the second gives, so `end` only moves down.
         let mut end = others.len();
         let candidates = (list_a.start + from..).zip(&ones[from..to]);
         candidates.filter_map(move |(one, &taken)| {
@@ -234,8 +234,8 @@ impl ComputedSets {
     }
 
     /// From entirely free cores: as many whole cores as the count allows, and a part of one core
-    /// for the rest. The cores are the cores with the lowest first CPUs. The part comes from the
-    /// core whose first omitted CPU has the highest id.
+    /// for the rest. The cores are those with the lowest first CPUs, and the part comes from the
+    /// one whose first omitted CPU has the highest id.
     fn of_whole_cores(&mut self, threads: &[usize], size: usize, count: usize) -> usize {
         let rest = count % size;
         let touched = &threads[..count.div_ceil(size) * size];
@@ -249,8 +249,8 @@ impl ComputedSets {
     }
 
     /// From partly free cores: the fewest cores that hold the count, with the lowest first CPUs.
-    /// Each core gives the core's first CPU, and the lowest of the cores' further CPUs complete the
-    /// count. `threads` has `each` CPUs per core. Only the first `wanted` CPUs of a core are used.
+    /// Each gives its first CPU, and the lowest of their other CPUs complete the count. `threads`
+    /// has `each` CPUs per core, of which only the first `wanted` are used.
     fn of_part_cores(
         &mut self,
         threads: &[usize],
@@ -270,9 +270,9 @@ impl ComputedSets {
         self.add(firsts.iter().chain(&others))
     }
 
-    /// From cores with wanted and unwanted CPUs: all wanted CPUs and `extra` unwanted CPUs. The
-    /// unwanted CPUs complete as many cores as possible. Of all possible choices, the unwanted CPUs
-    /// with the lowest ids are taken.
+    /// From cores with wanted and unwanted CPUs: all wanted CPUs and `extra` unwanted ones, which
+    /// complete as many cores as possible. Among the possible choices, the unwanted CPUs with the
+    /// lowest ids are taken.
     fn of_mixed_cores(&mut self, threads: &[usize], class: Class, extra: usize) -> usize {
         let wanted = class.each - class.unwanted;
         let cores = || threads.chunks(class.each);

@@ -1,22 +1,22 @@
 //! [`Placer::repack`]: which running containers to move in order to place a new container without a
 //! split.
 //!
-//! A request is *split* if the best placement now touches more groups of a kind than the best
-//! placement without any owner. Of NUMA nodes, sockets and LLCs, the first kind with more groups is
-//! the kind to mend. A repacking is a list of moves, carried out in sequence. After the moves, the
-//! best placement touches as few groups of the kind to mend as without any owner. The placement has
-//! no more groups of earlier kinds, and no more split cores, than now.
+//! A request is *split* if its best placement now touches more groups of a kind than it would
+//! without any owner. Of NUMA nodes, sockets and LLCs, the first kind with more groups is the kind
+//! to mend. A repacking is a list of moves, carried out in sequence. After the moves, the best
+//! placement touches as few groups of the kind to mend as without any owner, no more groups of
+//! earlier kinds than now, and has no more split cores than now.
 //!
 //! A request for the [fewest NUMA nodes](Request::fewest_numa) may be refused now. The placement
-//! without the rule then counts as the best placement now. After the moves, the request may have the
+//! without the rule then counts as its best placement now, and after the moves it may have the
 //! split cores that the rule needs.
 //!
-//! A move takes all CPUs of an owner to the best free CPUs for the owner's request within a single
-//! group. CPUs freed by earlier moves are free. The owner touches a single group of some kinds now.
-//! The finest of these kinds is the kind of the new group. An owner with CPUs in several groups of
-//! each kind, or with [`Order::Spread`], may move within the whole machine. No move makes an owner's
-//! unwanted CPUs, kinds of cores, split cores, distance, NUMA nodes, sockets or LLCs worse. Thus no move splits an
-//! owner.
+//! A move takes all CPUs of an owner to the best free CPUs for its request within a single group.
+//! CPUs freed by earlier moves are free. Of the kinds of which the owner touches a single group
+//! now, the finest is the kind of the new group. An owner with CPUs in several groups of each kind,
+//! or with [`Order::Spread`], may move within the whole machine. No move makes an owner's unwanted
+//! CPUs, kinds of cores, split cores, distance, NUMA nodes, sockets or LLCs worse, so no move
+//! splits an owner.
 //!
 //! The best repacking has the fewest moves; then the fewest CPUs moved; then the placement of least
 //! [`Cost`]; then the first owners in the list, and the lowest groups.
@@ -24,8 +24,8 @@
 //! # Why the search is fast
 //!
 //! A sum gives the number of free CPUs in each group after some moves, so counting rejects nearly
-//! all choices. Only the remaining choices are placed, with at most [`MOST_DECISIONS`] placements.
-//! After the limit, the best repacking found is the result.
+//! all choices. Only the others are placed, with at most [`MOST_DECISIONS`] placements. When the
+//! limit is reached, the best repacking found so far is the result.
 
 use super::{
     CoreKinds, Cost, CpuSet, Isolated, Order, Placement, PlacementRefusal, Placer, Request,
@@ -37,12 +37,11 @@ const MOST_DECISIONS: usize = 2_000;
 /// A container with exclusive CPUs.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Owner {
-    /// The owner's CPUs.
     pub cpus: CpuSet,
     /// Siblings of the owner's CPUs, kept idle.
     pub idle: CpuSet,
-    /// The owner's preferences, if the owner may move. The request's number of CPUs is ignored: an
-    /// owner keeps the present number.
+    /// The owner's preferences, if it may move. The request's number of CPUs is ignored, because an
+    /// owner keeps the number it has.
     pub movable: Option<Request>,
 }
 
@@ -51,7 +50,6 @@ pub struct Owner {
 pub struct Move {
     /// The owner's index in the list of owners.
     pub owner: usize,
-    /// The owner's new placement.
     pub to: Placement,
 }
 
@@ -98,11 +96,10 @@ struct Mover<'a> {
     owner: usize,
     held: CpuSet,
     request: Request,
-    /// The owner's numbers before a move. No number may get worse.
+    /// The owner's numbers before a move, none of which may get worse.
     score: OwnerScore,
-    /// The regions to which the owner may move.
     regions: Vec<Region<'a>>,
-    /// The number of the owner's CPUs in each group.
+    /// How many of the owner's CPUs are in each group.
     held_in: Vec<usize>,
 }
 
@@ -116,7 +113,7 @@ struct Region<'a> {
     place: Option<Option<Placement>>,
 }
 
-/// The numbers of an owner's request. No number may grow in a move.
+/// The numbers of an owner's request, none of which may grow in a move.
 type OwnerScore = [usize; 7];
 
 // === impl RepackGoal ===
@@ -196,8 +193,8 @@ impl Placer {
         repacker.best
     }
 
-    /// The goal of moves for a request: the cost with the CPUs `free`, and the cost with the CPUs
-    /// `all`. None if the request is not split, or can't be placed at all.
+    /// The goal of moves for a request: its cost with the CPUs `free` and with the CPUs `all`. None
+    /// if the request is not split, or can't be placed at all.
     fn goal(&self, free: &CpuSet, all: &CpuSet, request: &Request) -> Option<RepackGoal> {
         let need = || Some(self.place_as(all, request).ok()?.cost);
         match self.place_as(free, request) {
@@ -273,7 +270,7 @@ impl Placer {
 // === impl Repacker ===
 
 impl<'a> Repacker<'a> {
-    /// The owner with the given index as a mover; none if the owner has no CPUs or may not move.
+    /// The owner with the given index as a mover; none if it has no CPUs or may not move.
     fn mover(&self, index: usize, owner: &Owner) -> Option<Mover<'a>> {
         let Owner {
             cpus,
@@ -361,7 +358,7 @@ impl<'a> Repacker<'a> {
     }
 
     /// Tries every target for the next owner of an order. `counts` are the free CPUs in each group
-    /// after all owners of the order have left and the earlier owners have arrived.
+    /// after all owners of the order have left and the earlier ones have arrived.
     fn try_moves(&mut self, order: &[usize], free: &CpuSet, counts: &[usize], moves: Vec<Move>) {
         let Some((&mover, rest)) = order.split_first() else {
             return self.finish(free, moves);
@@ -385,8 +382,8 @@ impl<'a> Repacker<'a> {
             };
             let target = to.cpus.union(&to.idle);
             let Mover { owner, held, .. } = &self.owners[mover];
-            // The reverse order of both moves was tried before, unless the second move needs CPUs
-            // freed by the first move.
+            // Both moves in the reverse order were tried before, unless the second one needs CPUs
+            // freed by the first.
             if let Some(before) = moves.last()
                 && before.owner > *owner
                 && target.is_disjoint(&self.held_by(before.owner))
@@ -423,8 +420,8 @@ impl<'a> Repacker<'a> {
             ..
         } = &self.owners[mover];
         let Region { cpus, place, .. } = &regions[region];
-        // A region with the machine's free CPUs stands for the whole machine. The CPUs free after
-        // the earlier moves count.
+        // A region with the machine's free CPUs stands for the whole machine. What counts is the
+        // CPUs that are free after the earlier moves.
         let is_machine = std::ptr::eq(*cpus, self.free);
         let untouched = !is_machine
             && before.zip(held).is_none_or(|(before, held)| {
@@ -476,8 +473,8 @@ impl<'a> Repacker<'a> {
         }
     }
 
-    /// Whether the groups with the most free CPUs can hold the request, as many groups as the goal
-    /// allows.
+    /// Whether the request fits into the groups with the most free CPUs, as many of them as the
+    /// goal allows.
     fn can_hold(&self, counts: &[usize]) -> bool {
         let most = spans(self.goal.need)[self.goal.kind];
         let wanted = self.request.cpus;
@@ -495,7 +492,7 @@ fn spans(cost: Cost) -> [usize; 3] {
     [cost.numa, cost.sockets, cost.llcs]
 }
 
-/// The number of CPUs of a set in each group.
+/// How many CPUs of a set are in each group.
 fn counts_in(groups: &[CpuSet], cpus: &CpuSet) -> Vec<usize> {
     let count = |group: &CpuSet| group.intersection(cpus).len();
     groups.iter().map(count).collect()

@@ -1,5 +1,5 @@
-//! [`Request`]: the number of CPUs and preferences about CPUs. [`PlacementRefusal`]: why a request can't be
-//! met.
+//! [`Request`]: the number of CPUs and preferences about them. [`PlacementRefusal`]: why a request
+//! can't be met.
 
 use serde::{Deserialize, Serialize};
 
@@ -16,24 +16,23 @@ use crate::cpu::{CpuSet, cpu_count};
 /// ```
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Request {
-    /// Number of CPUs.
     pub cpus: usize,
     /// Whether CPUs are packed or spread.
     pub order: Order,
     /// How cores are divided.
     pub cores: Cores,
-    /// Ids of preferred NUMA nodes, for example a GPU's NUMA node; empty for no preference. A NUMA
-    /// node that the machine lacks is equally far from all CPUs.
+    /// Ids of preferred NUMA nodes, for example a GPU's; empty for no preference. A NUMA node that
+    /// the machine lacks is equally far from all CPUs.
     pub near: CpuSet,
     /// How CPUs isolated at boot are treated.
     pub isolated: Isolated,
     /// Whether a placement on cores of one kind comes first, on hybrid machines.
     pub core_kinds: CoreKinds,
     /// Whether the placement must touch the fewest NUMA nodes. The limit is the number of NUMA
-    /// nodes that as many CPUs need, with the same `cores`, if all online CPUs are free.
-    /// Above the limit the request is refused. A request that fits a single NUMA node gets a single
-    /// NUMA node, as with the kubelet's `single-numa-node`. A larger request gets the fewest
-    /// possible NUMA nodes, as with `restricted`.
+    /// nodes that as many CPUs need, with the same `cores`, if all online CPUs are free. If the
+    /// free CPUs don't allow that, the request is refused. A request that fits a single NUMA node
+    /// thus gets a single one, as with the kubelet's `single-numa-node`, and a larger request gets
+    /// the fewest possible, as with `restricted`.
     pub fewest_numa: bool,
 }
 
@@ -160,14 +159,14 @@ pub enum PlacementRefusal {
         needs: usize,
         /// The number of the container's present CPUs.
         held: usize,
-        /// The number of NUMA nodes touched by the container's present CPUs.
+        /// How many NUMA nodes those CPUs touch.
         held_on: usize,
         /// The most CPUs available to the container now. For [`Cores::Single`]: entirely free
         /// cores.
         most: usize,
         /// For each NUMA node with CPUs to give: the kernel's id, and the number of free CPUs. With
-        /// [`Cores::Whole`]: the number of CPUs on entirely free cores. With [`Cores::Single`]: the
-        /// number of entirely free cores.
+        /// [`Cores::Whole`], the number of CPUs on entirely free cores; with [`Cores::Single`],
+        /// that of entirely free cores.
         free: Vec<(Option<u32>, usize)>,
         /// How cores are divided.
         cores: Cores,
@@ -187,7 +186,7 @@ fn nodes(count: usize) -> String {
     format!("{count} NUMA node{}", if count == 1 { "" } else { "s" })
 }
 
-/// The reason why a container can't get CPUs on `needs` NUMA nodes.
+/// Why a container can't get CPUs on `needs` NUMA nodes.
 fn too_few(needs: usize, [held, held_on, most]: [usize; 3], cores: Cores) -> String {
     let what = match (cores, most) {
         (Cores::Preferred, 1) => "free CPU",
@@ -234,8 +233,8 @@ pub(super) struct SearchInput<'a> {
     pub(super) open: &'a [bool],
     /// Which CPUs are unwanted; empty if all CPUs are welcome.
     pub(super) unwanted: &'a [bool],
-    /// Each CPU's distance to the preferred NUMA nodes, less the distance of the machine's nearest
-    /// CPU; empty if all CPUs are equally far.
+    /// Each CPU's distance to the preferred NUMA nodes, less that of the machine's nearest CPU;
+    /// empty if all CPUs are equally far.
     pub(super) distances: &'a [usize],
     pub(super) order: Order,
     pub(super) cores: Cores,
@@ -252,7 +251,7 @@ impl SearchInput<'_> {
         self.distances.get(cpu).copied().unwrap_or_default()
     }
 
-    /// The available CPUs of a core, in the order of taking: wanted CPUs before unwanted CPUs.
+    /// The available CPUs of a core, in the order of taking: wanted ones first.
     pub(super) fn in_order<'b>(&'b self, core: &'b [usize]) -> impl Iterator<Item = usize> + 'b {
         let apart = !self.unwanted.is_empty() && self.cores != Cores::Whole;
         let open_cpus = move |unwanted: bool| {
@@ -262,7 +261,7 @@ impl SearchInput<'_> {
         open_cpus(false).chain(open_cpus(true).take(if apart { usize::MAX } else { 0 }))
     }
 
-    /// The first CPU to take from a core; none if the core gives no CPU.
+    /// The first CPU to take from a core; none if it gives no CPU.
     #[inline]
     pub(super) fn lowest(&self, core: &[usize]) -> Option<usize> {
         if self.is_plain() {

@@ -18,15 +18,15 @@ pub(super) struct Search<'a, P> {
     pub(super) terms: SearchInput<'a>,
     pub(super) wanted: usize,
     total_free: usize,
-    /// For each group of the plan, the price of touching the group.
+    /// For each group of the plan, the price of touching it.
     prices: Vec<P>,
-    /// For [`Order::Spread`]: for each group, how many fewer free CPUs the group has than the
-    /// freest group of the same kind.
+    /// For [`Order::Spread`]: for each group, how many fewer free CPUs it has than the freest group
+    /// of the same kind.
     behind: Vec<usize>,
     limits: Limits,
     /// An upper bound on the best placement's price.
     bound: P,
-    /// For each block of the plan, the block's node with the pattern bits for joins.
+    /// For each block of the plan, its node with the pattern bits for joins.
     parts: Vec<NodePart>,
     pub(super) nodes: Vec<SearchNode<'a, P>>,
     pub(super) lists: Vec<EntryList>,
@@ -37,7 +37,7 @@ pub(super) struct Search<'a, P> {
     pub(super) costs: Vec<P>,
     /// The CPUs (hardware threads) of classes and pieces, core by core.
     pub(super) threads: Vec<usize>,
-    /// A buffer for a join's prices, before the prices become lists.
+    /// A buffer for a join's prices, before they become lists.
     rows: Vec<P>,
 }
 
@@ -58,7 +58,7 @@ pub(super) struct SearchNode<'a, P> {
 pub(super) enum NodeShape {
     /// No CPU is free.
     Empty,
-    /// Cores of the same class, ordered by the first available CPU of each core.
+    /// Cores of the same class, ordered by the first available CPU of each.
     Class { class: Class, threads: Range<usize> },
     /// A piece of a core.
     Piece { threads: Range<usize> },
@@ -70,7 +70,7 @@ pub(super) enum NodeShape {
     },
 }
 
-/// A node and two rules of the node's block.
+/// A node and two rules of its block.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct NodePart {
     pub(super) node: usize,
@@ -87,14 +87,14 @@ pub(super) struct OwnPrice<'a, P> {
     pub(super) shared: &'a [usize],
 }
 
-/// The part of the price that comes from outside a node, as needed for the node's table.
+/// The part of the price that comes from outside a node, as its table needs it.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct OuterPrice<'a, P> {
-    /// The price of the groups around the node: groups with all CPUs of the node and further CPUs.
+    /// The price of the groups around the node, which have all its CPUs and others.
     price: P,
     /// Groups around the node with a price that depends on the number of CPUs taken.
     shared: [&'a [usize]; 2],
-    /// In a leaf: the addition of each taken CPU to the pattern.
+    /// In a leaf: what each taken CPU adds to the pattern.
     unit: u64,
     /// The CPUs available in groups across the node's border.
     around: Surroundings,
@@ -103,9 +103,7 @@ pub(super) struct OuterPrice<'a, P> {
 /// The prices that a node's table needs.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct NodePrice<'a, P> {
-    /// The price of the groups equal to the node.
     pub(super) own: OwnPrice<'a, P>,
-    /// The price of the groups around the node.
     pub(super) outer: OuterPrice<'a, P>,
 }
 
@@ -116,8 +114,8 @@ pub(super) struct EntryList {
     pub(super) entries: Range<usize>,
 }
 
-/// A combination of two lists from different nodes. None stands for a node that gives no CPUs.
-/// `pattern` is the join's pattern, `charge` the additional price of the combination.
+/// A combination of two lists from different nodes, where none stands for a node that gives no
+/// CPUs. `pattern` is the join's pattern, `charge` the additional price of the combination.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct ListPair<P> {
     pub(super) a: Option<usize>,
@@ -174,7 +172,7 @@ impl<'a, P: Price> Search<'a, P> {
         search
     }
 
-    /// The best placement and its price. Without a placement: no CPUs, and a price above all
+    /// The best placement and its price; if there is none, no CPUs, and a price above all
     /// placements.
     pub(super) fn run(self) -> (P, CpuSet) {
         match self.root() {
@@ -183,8 +181,8 @@ impl<'a, P: Price> Search<'a, P> {
         }
     }
 
-    /// The node of the whole machine, and the only entry of the node's table. The whole machine
-    /// contains every crossing group, and only the count `wanted` is needed.
+    /// The node of the whole machine, and the only entry of its table. The machine contains every
+    /// crossing group, and only the count `wanted` is needed.
     fn root(&self) -> Option<(usize, usize)> {
         let node = self.parts.last()?.node;
         let list = self.nodes[node].lists.clone().next()?;
@@ -216,7 +214,7 @@ impl<'a, P: Price> Search<'a, P> {
         }
     }
 
-    /// Removes all tables. A node without free CPUs remains, with the number 0.
+    /// Removes all tables, and leaves only a node without free CPUs, with the number 0.
     fn clear(&mut self) {
         self.parts.clear();
         self.nodes.clear();
@@ -260,7 +258,7 @@ impl<'a, P: Price> Search<'a, P> {
         let NodePrice { own, outer } = price;
         let node = match cell {
             Cell::Cores(cores) => {
-                // For a part of the cell, further CPUs may also come from the rest of the cell.
+                // For a part of the cell, more CPUs may also come from the rest of the cell.
                 let inner = OuterPrice {
                     price: own.fixed + outer.price,
                     shared: [outer.shared[0], own.shared],
@@ -291,8 +289,8 @@ impl<'a, P: Price> Search<'a, P> {
         if free == 0 {
             return 0;
         }
-        // If one side has no free CPU and the join adds no price, the opposite side's table serves
-        // as the join's table.
+        // If one side has no free CPU and the join adds no price, the table of the other side
+        // serves as the join's table.
         let adds = own.fixed != P::NOTHING || !own.shared.is_empty();
         if self.plan.crossing.is_empty() && !adds && (free_a == 0 || free_b == 0) {
             return if free_a == 0 { b.node } else { a.node };
@@ -429,7 +427,7 @@ impl<'a, P: Price> Search<'a, P> {
         }
     }
 
-    /// The price of groups with a price that depends on the number of CPUs taken.
+    /// The price of the groups whose price depends on the number of CPUs taken.
     #[inline]
     pub(super) fn shared(&self, groups: &[usize], count: usize) -> P {
         if !P::HAS_PREFERENCES {
@@ -453,8 +451,8 @@ impl<'a, P: Price> Search<'a, P> {
         own.fixed + self.shared(own.shared, count)
     }
 
-    /// Whether even the cheapest entries of both nodes cost more than the bound together. The lists
-    /// of the pair then need no combination.
+    /// Whether even the cheapest entries of both nodes cost more than the bound together, so that
+    /// the pair's lists need no combination.
     fn exceeds_bound(&self, a: usize, b: usize, pair: &ListPair<P>, outer: P) -> bool {
         let (a, b) = (&self.nodes[a], &self.nodes[b]);
         pair.a.is_some()
@@ -462,8 +460,8 @@ impl<'a, P: Price> Search<'a, P> {
             && a.cheapest + b.cheapest + pair.charge + outer > self.bound
     }
 
-    /// Lowers each price of a row to the best price that a pair of lists reaches. The first price of
-    /// the row is for `low` CPUs.
+    /// Lowers each price of a row to the best that a pair of lists reaches. The first price of the
+    /// row is for `low` CPUs.
     fn add_up(&self, pair: ListPair<P>, low: usize, row: &mut [P]) {
         let high = low + row.len();
         let alone = match (pair.a, pair.b) {
@@ -472,7 +470,7 @@ impl<'a, P: Price> Search<'a, P> {
                     self.lists[list_a].entries.clone(),
                     self.lists[list_b].entries.clone(),
                 );
-                // The longer list is in the inner loop, which is the faster loop.
+                // The longer list is in the inner loop, which is the faster one.
                 let (few, many) = if list_a.len() < list_b.len() {
                     (list_a, list_b)
                 } else {
@@ -506,8 +504,8 @@ impl<'a, P: Price> Search<'a, P> {
         self.wanted.saturating_sub(self.total_free - free).max(1)
     }
 
-    /// Adds a table entry, unless no best placement can contain the entry. `outer` holds the price
-    /// of the groups around the node.
+    /// Adds a table entry, unless no best placement can contain it. `outer` holds the price of the
+    /// groups around the node.
     pub(super) fn enter(&mut self, count: usize, price: P, pattern: u64, outer: OuterPrice<'_, P>) {
         let [groups, more] = outer.shared;
         let with_outer =
@@ -549,7 +547,7 @@ impl<'a, P: Price> Search<'a, P> {
         )
     }
 
-    /// Gives each entry of a leaf a separate list, with the pattern that counts the entry's CPUs.
+    /// Gives each entry of a leaf a separate list, with the pattern that counts its CPUs.
     fn split(&mut self, node: usize, unit: u64) {
         let first = self.lists.len();
         for list in self.nodes[node].lists.clone() {

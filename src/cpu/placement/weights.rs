@@ -1,5 +1,5 @@
 //! Sums over a whole plan, needed before a [`Search`](super::search::Search) starts: the CPUs
-//! available, the price of each group, and the lag of each group in free CPUs.
+//! available, the price of each group, and how far each group lags behind in free CPUs.
 
 use super::plan::{Cell, GroupKind, PlacementPlan, PriceGroup, SPANNED};
 use super::price::Price;
@@ -47,11 +47,11 @@ pub(super) fn prices<P: Price>(plan: &PlacementPlan, terms: &SearchInput<'_>) ->
     plan.groups.iter().map(price).collect()
 }
 
-/// For each group, how many fewer free CPUs the group has than the freest group of the same kind.
+/// For each group, how many fewer free CPUs it has than the freest group of the same kind.
 ///
 /// The numbers rank choices with the same sum of squares of CPUs taken. Each taken CPU adds the
-/// number of the CPU's group. The choice with the lower sum leaves the more even free CPUs: the sum
-/// of the squares of the remaining free CPUs is lower.
+/// number of its group. The choice with the lower sum leaves the free CPUs more even: the sum of
+/// the squares of the remaining ones is lower.
 pub(super) fn behind(plan: &PlacementPlan, is_free: &[bool]) -> Vec<usize> {
     let free: Vec<usize> = plan
         .groups

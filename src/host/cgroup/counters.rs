@@ -1,5 +1,5 @@
-//! Kernel counters of cgroups. [`Counters`] reads the counters from files kept open. [`Cgroups::usage`] and
-//! [`Cgroups::no_pressure`] open files at each call.
+//! Kernel counters of cgroups. [`Counters`] keeps the files open between readings, while
+//! [`Cgroups::usage`] and [`Cgroups::no_pressure`] open them at each call.
 
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -26,16 +26,16 @@ pub struct CpuStat {
 /// Resources whose pressure the kernel counts.
 pub const RESOURCES: [&str; 3] = ["cpu", "io", "memory"];
 
-/// Time in which tasks of a cgroup waited, since the cgroup's creation.
+/// Time in which tasks of a cgroup waited, since it was made.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Pressure {
     /// Time in which at least one task waited.
     pub some: Duration,
-    /// Time in which all tasks waited at once; `None` where the kernel does not report the time.
+    /// Time in which all tasks waited at once; `None` where the kernel does not report it.
     pub full: Option<Duration>,
 }
 
-/// CPU time used by a cgroup's tasks since the cgroup's creation.
+/// CPU time used by a cgroup's tasks since it was made.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum CpuUsage {
     /// One time per CPU, from CPU 0 on (cgroup v1).
@@ -54,8 +54,8 @@ pub struct NumaUsage {
     pub anonymous: u64,
 }
 
-/// Indexes of a cgroup's files in [`Files`]. CPU time has two files. Each of [`RESOURCES`] has
-/// a file for its pressure.
+/// Indexes of a cgroup's files in [`Files`]. CPU time has two files, and each of [`RESOURCES`] has
+/// one for its pressure.
 const DIRECTORY: usize = 0;
 const CPU: usize = 1;
 const CPUACCT: usize = 2;
@@ -65,11 +65,10 @@ const MEMORY: usize = 5;
 const PRESSURE: usize = 6;
 const FILES: usize = PRESSURE + RESOURCES.len();
 
-/// The open files of one cgroup.
 type Files = [Option<File>; FILES];
 
-/// Reads kernel counters of cgroups. A limited number of files stays open. The files of further cgroups are opened
-/// for each reading.
+/// Reads kernel counters of cgroups. Only a limited number of files stays open; those of further
+/// cgroups are opened for each reading.
 #[derive(Debug)]
 pub struct Counters {
     cgroups: Cgroups,
@@ -97,13 +96,13 @@ pub struct CgroupCounters<'a> {
 // === impl Cgroups ===
 
 impl Cgroups {
-    /// The reason why the kernel counts no pressure of cgroups; `None` if pressure is counted.
+    /// Why the kernel counts no pressure of cgroups; `None` if it does.
     pub fn no_pressure(&self) -> Option<&'static str> {
         match self.version {
             CgroupVersion::V1 => Some("cgroup v1 has no pressure stall information"),
             CgroupVersion::V2 => {
-                // The root cgroup may lack files that the cgroups below have. Older kernels have the files, but
-                // reading fails while pressure is not counted.
+                // The root cgroup may lack files that the cgroups below have. Older kernels have
+                // them, but reading fails while pressure is not counted.
                 let below = self.children("").unwrap_or_default().into_iter().next();
                 let counted = |path: &str| {
                     let text =
@@ -117,8 +116,8 @@ impl Cgroups {
         }
     }
 
-    /// The CPU time of a cgroup; `None` where no controller counts CPU time. The path `""` is the root, whose time on
-    /// v1 covers every task of the node.
+    /// The CPU time of a cgroup; `None` where no controller counts it. The path `""` is the root,
+    /// whose time on v1 covers every task of the node.
     ///
     /// # Errors
     /// The cgroup is gone, or the file can't be read.
@@ -159,8 +158,9 @@ impl Counters {
         self.files.close(number);
     }
 
-    /// The counters of a cgroup below the top of the hierarchies. The caller chooses the cgroup's number, which is an
-    /// index and should be small. No other cgroup may have the number until [`Counters::forget`].
+    /// The counters of a cgroup below the top of the hierarchies. The caller chooses its number,
+    /// which is an index and should be small. No other cgroup may have the same number until
+    /// [`Counters::forget`].
     pub fn of<'a>(&'a mut self, number: usize, path: &'a str) -> CgroupCounters<'a> {
         let Self { cgroups, files } = self;
         if files.cgroups.len() <= number {
@@ -181,7 +181,7 @@ impl CgroupCounters<'_> {
     /// The cgroup's counters of CPU time.
     ///
     /// # Errors
-    /// A file exists and can't be read. The methods below have the same error.
+    /// A file exists and can't be read. The methods below fail for the same reason.
     pub fn cpu_stat(&mut self) -> Result<CpuStat> {
         let mut stat = CpuStat::default();
         if let Some(cpu) = &self.cgroups.cpu {
@@ -195,10 +195,12 @@ impl CgroupCounters<'_> {
         Ok(stat)
     }
 
-    /// The process ids in the cgroup and in the cgroups below. On cgroup v1 the ids may be up to a second old.
+    /// The process ids in the cgroup and in those below. On cgroup v1 they may be up to a second
+    /// old.
     ///
-    /// `threads` is the number of threads in the cgroup and in the cgroups below. Every process has at least one
-    /// thread. If the cgroup itself has as many processes as `threads`, the cgroups below are empty and not read.
+    /// `threads` is the number of threads in the cgroup and in those below. Every process has at
+    /// least one thread, so if the cgroup itself has as many processes as `threads`, the cgroups
+    /// below are empty and need no reading.
     pub fn processes(&mut self, threads: Option<usize>) -> Result<Vec<i32>> {
         let (cgroups, path) = (self.cgroups, self.path);
         let ids = |text: &str| text.lines().filter_map(|line| line.parse().ok()).collect();
@@ -214,7 +216,8 @@ impl CgroupCounters<'_> {
         Ok(found)
     }
 
-    /// The number of threads in the cgroup and in the cgroups below; `None` where no controller counts threads.
+    /// The number of threads in the cgroup and in those below; `None` where no controller counts
+    /// threads.
     pub fn threads(&mut self) -> Result<Option<usize>> {
         let Some(pids) = &self.cgroups.pids else {
             return Ok(None);
@@ -222,7 +225,7 @@ impl CgroupCounters<'_> {
         Ok(self.read(THREADS, pids, "pids.current", number)?.flatten())
     }
 
-    /// The cgroup's memory by NUMA node; `None` where the kernel does not count memory by NUMA node.
+    /// The cgroup's memory by NUMA node; `None` where the kernel does not count it so.
     pub fn memory_by_numa(&mut self) -> Result<Option<Vec<NumaUsage>>> {
         let Some(memory) = &self.cgroups.memory else {
             return Ok(None);
@@ -237,8 +240,8 @@ impl CgroupCounters<'_> {
         self.read(MEMORY, memory, "memory.numa_stat", usage)
     }
 
-    /// The waiting time of the cgroup's tasks for each of [`RESOURCES`]; `None` where the kernel does not count the
-    /// pressure.
+    /// How long the cgroup's tasks waited for each of [`RESOURCES`]; `None` where the kernel does
+    /// not count the pressure.
     pub fn pressure(&mut self) -> Result<[Option<Pressure>; RESOURCES.len()]> {
         let mut found = [None; RESOURCES.len()];
         // In the order of the resources.
@@ -267,8 +270,8 @@ impl CgroupCounters<'_> {
 // === impl OpenFiles ===
 
 impl OpenFiles {
-    /// Whether the cgroup has cgroups below. The links to a directory come from the directory itself, its parent and
-    /// each subdirectory.
+    /// Whether the cgroup has cgroups below. A directory has a link from itself, one from its
+    /// parent and one from each subdirectory.
     fn has_children(&mut self, number: usize, directory: impl FnOnce() -> PathBuf) -> bool {
         let links = |file: &File| file.metadata().map_or(0, |directory| directory.nlink());
         if let Some(directory) = file(&self.cgroups, number, DIRECTORY) {
@@ -293,7 +296,8 @@ impl OpenFiles {
         if let Some(file) = file(&self.cgroups, number, which) {
             match self.reader.read(file) {
                 Ok(text) => return Ok(Some(parse(text))),
-                // The cgroup is gone, or a new cgroup has its path. All open files of the cgroup are stale then.
+                // The cgroup is gone, or a new one has its path. Either way all its open files are
+                // stale.
                 Err(_) => self.close(number),
             }
         }
@@ -403,7 +407,7 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let root = dir.path();
         fs::write(root.join("cgroup.controllers"), "cpuset cpu memory\n").unwrap();
-        // Two files may stay open: a third file is opened for each reading.
+        // Two files may stay open, so a third one is opened for each reading.
         let mut counters = Counters::new(Cgroups::detect(root).unwrap(), 2);
         for (number, cgroup, us) in [
             (0, "a", 1_500_000),

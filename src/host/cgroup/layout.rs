@@ -34,7 +34,7 @@ pub(super) fn is_system_group(name: &str) -> bool {
     name == SYSTEM || name.ends_with("-system.slice")
 }
 
-/// The meaning of a directory directly below the pods' tree, or below a QoS class in the tree.
+/// The meaning of a directory directly below the pods' tree, or below a QoS class in it.
 pub(super) fn entry(name: &str) -> PodTreeEntry {
     if matches!(name, "burstable" | "besteffort" | "guaranteed" | SYSTEM) {
         return PodTreeEntry::Class;
@@ -53,7 +53,8 @@ pub(super) fn entry(name: &str) -> PodTreeEntry {
     }
 }
 
-/// The possible paths of a pod's cgroup: a path for each QoS class, in the naming of the tree's driver.
+/// The possible paths of a pod's cgroup: one for each QoS class, in the naming of the tree's
+/// driver.
 pub(super) fn pod_paths(tree: &str, uid: &str) -> [String; 3] {
     let name = tree.rsplit_once('/').map_or(tree, |(_, name)| name);
     let classes = ["", "burstable", "besteffort"];
@@ -72,7 +73,8 @@ pub(super) fn pod_paths(tree: &str, uid: &str) -> [String; 3] {
 
 /// The runtime's container id in the name of a directory directly below a pod's cgroup.
 ///
-/// `None` for a directory without a container: CRI-O's `crio-conmon-<id>.scope`, systemd's own mounts.
+/// `None` for a directory without a container, such as CRI-O's `crio-conmon-<id>.scope` and
+/// systemd's own mounts.
 pub(super) fn container_id(name: &str) -> Option<&str> {
     if let Some(scope) = name.strip_suffix(".scope") {
         let id = scope.rsplit_once('-').map_or(scope, |(_, id)| id);
@@ -84,7 +86,7 @@ pub(super) fn container_id(name: &str) -> Option<&str> {
     (!name.contains('.') && !name.is_empty()).then_some(name)
 }
 
-/// Whether a path is the path of a container's cgroup, directly below a pod's cgroup.
+/// Whether a path is that of a container's cgroup, directly below a pod's cgroup.
 pub(super) fn is_container(path: &str) -> bool {
     let Some((pod, name)) = path.rsplit_once('/') else {
         return false;
@@ -93,13 +95,13 @@ pub(super) fn is_container(path: &str) -> bool {
     matches!(entry(pod), PodTreeEntry::Pod { .. }) && container_id(name).is_some()
 }
 
-/// Whether a cgroup lies below another cgroup.
+/// Whether a cgroup lies below another one.
 pub fn is_below(path: &str, above: &str) -> bool {
     path.strip_prefix(above)
         .is_some_and(|rest| rest.starts_with('/'))
 }
 
-/// Whether a cgroup is the cgroup `top`, or lies below `top`.
+/// Whether a cgroup is the cgroup `top` or lies below it.
 pub fn is_within(path: &str, top: &str) -> bool {
     path == top || is_below(path, top)
 }

@@ -1,5 +1,4 @@
-//! cgroups: the mounted hierarchies, the cgroups of pods and containers, and the CPUs of each
-//! cgroup.
+//! cgroups: the mounted hierarchies, the cgroups of pods and containers, and the CPUs of each.
 //!
 //! Paths of cgroups are relative to the hierarchy's mount point, without a slash in front:
 //! `kubepods/pod1/c0ffee`. On cgroup v1 the same path is looked up in each controller's hierarchy.
@@ -39,7 +38,7 @@ pub use systemd::SystemdError;
 pub use tree::{ContainerCgroup, PodCgroup};
 pub use unified::Unified;
 
-/// The maximum number of attempts to write a set while new cgroups keep the write from succeeding.
+/// How often a set is written while new cgroups keep the write from succeeding.
 const TRIES: usize = 4;
 
 // === impl Cgroups ===
@@ -77,7 +76,7 @@ impl Cgroups {
             if !has("cpuset") {
                 continue;
             }
-            // In a hybrid set-up, further controllers may be v1 hierarchies.
+            // In a hybrid set-up, other controllers may be v1 hierarchies.
             let hierarchy =
                 |controller: &str, v1: Option<PathBuf>| has(controller).then(|| v2.clone()).or(v1);
             return Ok(Self {
@@ -98,8 +97,8 @@ impl Cgroups {
 
     /// Detects whether systemd runs on the node. `run` is the `/run` folder that the agent sees.
     ///
-    /// systemd matters on cgroup v2 only, where units have a property for their CPUs. On v1,
-    /// systemd leaves cpusets alone.
+    /// systemd matters on cgroup v2 only, where units have a property for their CPUs. On v1 it
+    /// leaves cpusets alone.
     pub fn detect_systemd(&mut self, run: &Path) {
         let runs = !self.is_v1() && systemd::runs(run, &self.cpuset);
         self.systemd = runs.then(Arc::default);
@@ -120,7 +119,7 @@ impl Cgroups {
         &self.cpuset
     }
 
-    /// Reads the effective CPUs of a cgroup; `None` if the cgroup is gone.
+    /// The CPUs in force for a cgroup; `None` if it is gone.
     pub fn effective(&self, path: &str) -> Result<Option<CpuSet>> {
         let dir = self.cpuset.join(path);
         let effective = cpu_list_optional(&dir.join(self.effective_file()))?;
@@ -130,7 +129,8 @@ impl Cgroups {
         }
     }
 
-    /// The file of a cgroup's effective CPUs. Before Linux 3.17 a v1 cpuset has no such file: the written CPUs are in force.
+    /// The file of a cgroup's effective CPUs. Before Linux 3.17 a v1 cpuset has no such file, and
+    /// the written CPUs are in force.
     fn effective_file(&self) -> &'static str {
         match self.version {
             CgroupVersion::V1 => "cpuset.effective_cpus",
@@ -138,7 +138,6 @@ impl Cgroups {
         }
     }
 
-    /// Reads the CPUs of a cgroup.
     pub fn cpuset(&self, path: &str) -> Result<Cpuset> {
         let dir = self.cpuset.join(path);
         let cpus = cpu_list(&dir.join("cpuset.cpus"))?;
@@ -157,11 +156,11 @@ impl Cgroups {
         })
     }
 
-    /// Sets the CPUs of a cgroup, through systemd if systemd owns the cgroup.
+    /// Sets the CPUs of a cgroup, through systemd if systemd owns it.
     ///
     /// On v1 a cgroup's set must contain the sets of the cgroups below. If a container has made
-    /// cgroups of its own, their sets are narrowed first, and follow a wider set up to their earlier
-    /// sets.
+    /// cgroups of its own, their sets are narrowed first. When the set becomes wider again, they
+    /// follow it, up to their earlier sets.
     pub fn set_cpus(&self, path: &str, cpus: &CpuSet) -> Result<()> {
         let earlier = self.narrowed_from(path)?;
         self.set_cpus_from(path, cpus, earlier.as_ref())
@@ -171,8 +170,8 @@ impl Cgroups {
     fn set_cpus_from(&self, path: &str, cpus: &CpuSet, earlier: Option<&CpuSet>) -> Result<()> {
         for _ in 1..TRIES {
             match self.write_cpus(path, cpus, earlier) {
-                // EBUSY: a process has meanwhile made a cgroup below with the old CPUs. The write
-                // is repeated.
+                // EBUSY: meanwhile a process has made a cgroup below, with the old CPUs. So try
+                // again.
                 Err(CgroupError::File(error))
                     if self.is_v1()
                         && error.kernel_error().kind() == io::ErrorKind::ResourceBusy => {}
@@ -188,7 +187,8 @@ impl Cgroups {
             return self.write_set(path, &file, systemd::ALLOWED_CPUS, cpus);
         }
         let followers = self.followers(path)?;
-        // The note comes before the write, and goes after it: a crash in between forgets nothing.
+        // The note is made before the write and removed after it, so that a crash in between
+        // forgets nothing.
         let lacking = earlier.filter(|earlier| !earlier.is_subset(cpus));
         if let Some(earlier) = lacking {
             self.note_narrowing(path, earlier, cpus)?;
@@ -211,8 +211,8 @@ impl Cgroups {
         if own.is_subset(cpus) {
             return Ok(());
         }
-        // The cgroup's set must always contain the sets of the cgroups below. The set therefore gets
-        // the new CPUs first, and keeps the old CPUs meanwhile.
+        // The cgroup's set must always contain the sets of the cgroups below, so it gets the new
+        // CPUs first, and keeps the old ones meanwhile.
         if !cpus.is_subset(&own) {
             file::write(file, &own.union(cpus).to_string())?;
         }
@@ -222,12 +222,12 @@ impl Cgroups {
         Ok(())
     }
 
-    /// Narrows a cgroup to `cpus`, and notes its earlier set. A cgroup with a record needs no note, because the record has
-    /// the earlier set.
+    /// Narrows a cgroup to `cpus` and notes its earlier set, unless it has an assignment record,
+    /// which contains that set already.
     fn narrow_child(&self, child: &str, cpus: &CpuSet) -> Result<()> {
         let before = cpu_list(&self.file(child, "cpuset.cpus"))?;
-        // A child that loses no CPU needs no write. The same holds for all cgroups below the child, and
-        // for a new child, whose set is empty until its maker writes it.
+        // A child that loses no CPU needs no write, and neither do the cgroups below it. The same
+        // goes for a new child, whose set is empty until its maker writes it.
         if before.is_subset(cpus) {
             return Ok(());
         }
@@ -242,14 +242,14 @@ impl Cgroups {
     /// Writes a set to a file of a cgroup, through systemd if systemd owns the cgroup.
     fn write_set(&self, path: &str, file: &Path, property: &str, set: &CpuSet) -> Result<()> {
         if let Some((systemd, unit)) = self.systemd.as_ref().zip(systemd::unit(path)) {
-            // The read fails if the cgroup is gone. Callers can recognize and ignore the read's error.
+            // The read fails if the cgroup is gone, and callers can recognize and ignore its error.
             file::read(file)?;
             return Ok(systemd.set(unit, property, set, file)?);
         }
         Ok(file::write(file, &set.to_string())?)
     }
 
-    /// The directories for watching a tree's changes: the directory of the CPU sets, and the directory of the
+    /// The directories in which a tree's changes show: that of the CPU sets, and that of the
     /// quotas.
     pub fn watch_folders(&self, tree: &str) -> Vec<PathBuf> {
         let quotas = self.cpu.iter().filter(|cpu| **cpu != self.cpuset);
@@ -258,7 +258,7 @@ impl Cgroups {
     }
 
     /// Whether the cgroups directly below `path` have CPU sets. On v2, `path` must enable the
-    /// cpuset controller for the cgroups below.
+    /// cpuset controller for them.
     pub fn has_cpusets_below(&self, path: &str) -> Result<bool> {
         if self.is_v1() {
             return Ok(true);
@@ -272,7 +272,7 @@ impl Cgroups {
         self.cpu.is_some()
     }
 
-    /// Whether a cgroup or a cgroup below holds a process.
+    /// Whether a process runs in a cgroup or below it.
     pub fn is_populated(&self, path: &str) -> Result<bool> {
         let dir = self.cpuset.join(path);
         if !self.is_v1()
@@ -291,18 +291,17 @@ impl Cgroups {
         Ok(false)
     }
 
-    /// The process ids in a cgroup and in the cgroups below.
+    /// The process ids in a cgroup and in those below.
     pub fn processes(&self, path: &str) -> Result<Vec<i32>> {
         let dir = self.cpuset.join(path);
         let text = match file::read_value(&dir.join("cgroup.procs")) {
-            // The processes of a threaded cgroup are listed in the domain cgroup above, which was
-            // read before.
+            // The processes of a threaded cgroup are listed in the domain cgroup above, which has
+            // been read before.
             Err(error) if error.kernel_error().raw_os_error() == Some(EOPNOTSUPP) => String::new(),
             text => text?,
         };
         let mut found: Vec<i32> = text.lines().filter_map(|line| line.parse().ok()).collect();
-        // The links to a directory come from the directory itself, its parent and each
-        // subdirectory.
+        // A directory has a link from itself, one from its parent and one from each subdirectory.
         if fs::metadata(&dir).is_ok_and(|dir| dir.nlink() <= 2) {
             return Ok(found);
         }

@@ -31,14 +31,12 @@ pub struct Cgroups {
     pub(super) cpuacct: Option<PathBuf>,
     pub(super) memory: Option<PathBuf>,
     pub(super) pids: Option<PathBuf>,
-    /// systemd, if systemd owns slices and scopes. The CPUs of slices and scopes are then set
-    /// through systemd.
+    /// systemd, if it owns slices and scopes. Their CPUs are then set through it.
     pub(super) systemd: Option<Arc<Systemd>>,
     /// Further hierarchies in which [`Cgroups::create`] makes a container's cgroup.
     pub(super) others: Vec<PathBuf>,
 }
 
-/// The failure of an operation on cgroups.
 #[derive(Debug, thiserror::Error)]
 pub enum CgroupError {
     #[error(
@@ -49,7 +47,6 @@ pub enum CgroupError {
         /// The searched directory.
         root: PathBuf,
     },
-    /// A file of a cgroup can't be read or written.
     #[error(transparent)]
     File(#[from] FileError),
     /// A CPU list from the kernel can't be parsed.
@@ -59,7 +56,6 @@ pub enum CgroupError {
         /// The parser's error.
         source: crate::cpu::ParseCpuSetError,
     },
-    /// The CPU quota can't be read or written.
     #[error("can't {operation} the CPU quota of cgroup {}", path.display())]
     Quota {
         operation: &'static str,
@@ -68,7 +64,6 @@ pub enum CgroupError {
         /// The kernel's error, or the parser's.
         source: Box<dyn std::error::Error + Send + Sync>,
     },
-    /// systemd did not set a property of a unit.
     #[error(transparent)]
     Systemd(#[from] SystemdError),
     /// The kernel accepted the write of a partition, but made no partition.
@@ -99,15 +94,15 @@ pub struct Cpuset {
     /// The CPUs that the cgroup may hold as exclusive (`cpuset.cpus.exclusive`); empty if nothing
     /// was written.
     pub exclusive: CpuSet,
-    /// The cgroup's partition state.
     pub partition: Partition,
-    /// On v1: the set from before the cgroup lost CPUs without an assignment record, for a narrower cgroup above or
-    /// because the CPUs went offline. `None` if the cgroup lacks nothing, or has been written since.
+    /// On v1: the set from before the cgroup lost CPUs without an assignment record, because a
+    /// cgroup above was narrowed or CPUs went offline. `None` if the cgroup lacks nothing, or has
+    /// been written since.
     pub narrowed_from: Option<CpuSet>,
 }
 
 impl Cpuset {
-    /// The written CPUs, or the written CPUs from before CPUs were taken from the cgroup.
+    /// The written CPUs, or what they were before CPUs were taken from the cgroup.
     pub fn earlier(&self) -> &CpuSet {
         self.narrowed_from.as_ref().unwrap_or(&self.cpus)
     }
@@ -165,7 +160,7 @@ pub enum Partition {
 }
 
 impl Partition {
-    /// Whether the kernel reserves the cgroup's exclusive CPUs for the cgroup now.
+    /// Whether the kernel now reserves the cgroup's exclusive CPUs for it.
     pub fn is_live(&self) -> bool {
         self.live().is_some()
     }
@@ -281,7 +276,7 @@ pub(super) fn contains_word(text: &str, word: &str) -> bool {
     text.split_whitespace().any(|other| other == word)
 }
 
-/// The path of the cgroup `name` directly below `parent`; the top is the empty path.
+/// The path of the cgroup `name` directly below `parent`, where the empty path is the top.
 pub(super) fn join(parent: &str, name: &str) -> String {
     if parent.is_empty() {
         name.to_owned()

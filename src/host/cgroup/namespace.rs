@@ -1,9 +1,8 @@
 //! The cgroup namespace of this process.
 //!
-//! On cgroup v2 a container has a separate cgroup namespace. If systemd mounts the hierarchy with
-//! `nsdelegate`, a process can't write to the cgroup of its container. The kernel refuses the write
-//! even if the host's hierarchy is mounted in the container. The agent could then not be moved off
-//! the CPUs that the agent gives away.
+//! On cgroup v2 a container has a cgroup namespace of its own. If systemd mounts the hierarchy with
+//! `nsdelegate`, a process can't write to the cgroup of its container, even if the host's hierarchy
+//! is mounted in the container. The agent could then not be moved off the CPUs that it gives away.
 
 use std::fs::{self, File};
 use std::io;
@@ -11,9 +10,9 @@ use std::path::Path;
 
 use nix::sched::{CloneFlags, setns};
 
-/// Moves this thread, and all threads started by this thread later, into the cgroup namespace of
-/// the first process (PID 1) below `root`. Returns whether the thread was in a different namespace.
-/// The call does nothing if a process's namespace can't be read.
+/// Moves this thread, and all threads that it starts later, into the cgroup namespace of the first
+/// process (PID 1) below `root`. Returns whether the thread was in another namespace. Does nothing
+/// if the namespace of one of the two can't be read.
 ///
 /// # Errors
 /// The kernel refuses because `CAP_SYS_ADMIN` is missing.

@@ -1,9 +1,10 @@
 //! cgroup v1: sets that lost CPUs without an assignment record, and what they were before.
 //!
-//! A set of v1 must lie within its parent's set, and lacks a CPU for good once the CPU was offline. So two kinds of cgroups
-//! lose CPUs that nobody hands back by himself: cgroups that a container has made inside its own, which must give up CPUs
-//! before the container can, and every cgroup when a CPU goes offline. An attribute of such a cgroup keeps the earlier set, so
-//! that a restarted agent and a release know it, too.
+//! On v1 a set must lie within its parent's set, and once a CPU was offline, the set lacks it for
+//! good. So two kinds of cgroups lose CPUs that nobody gives back: cgroups that a container has
+//! made inside its own, which must give up CPUs before the container can, and every cgroup when a
+//! CPU goes offline. An attribute of such a cgroup keeps the earlier set, so that a restarted agent
+//! and a release know it, too.
 
 use serde::{Deserialize, Serialize};
 
@@ -28,15 +29,16 @@ struct Note {
     version: u32,
     /// The set from before the first narrowing.
     earlier: CpuSet,
-    /// The set after the last narrowing. A cgroup with another set has been written by another program since, and keeps that.
+    /// The set after the last narrowing. If the cgroup has another set now, some other program has
+    /// written it since, and it stays.
     narrowed: CpuSet,
 }
 
 /// The only format of notes so far.
 const VERSION: u32 = 1;
 
-/// What a cgroup with the set `earlier` can have below a cgroup with the set `limit`. A set without a common CPU becomes the
-/// whole limit, because processes need a CPU.
+/// What a cgroup with the set `earlier` can have below a cgroup with the set `limit`. If they have
+/// no CPU in common, that is the whole limit, because processes need a CPU.
 pub(super) fn within(earlier: &CpuSet, limit: &CpuSet) -> CpuSet {
     let both = earlier.intersection(limit);
     if both.is_empty() { limit.clone() } else { both }
@@ -45,8 +47,8 @@ pub(super) fn within(earlier: &CpuSet, limit: &CpuSet) -> CpuSet {
 // === impl Cgroups ===
 
 impl Cgroups {
-    /// The set of a cgroup from before CPUs were taken; `None` without a note, and if another program has written the set
-    /// since. Always `None` on v2.
+    /// The set of a cgroup from before CPUs were taken; `None` without a note, or if another
+    /// program has written the set since. Always `None` on v2.
     pub(super) fn narrowed_from(&self, path: &str) -> Result<Option<CpuSet>> {
         if self.version != CgroupVersion::V1 {
             return Ok(None);
@@ -59,7 +61,8 @@ impl Cgroups {
             return Ok(None);
         };
         let now = cpu_list(&self.file(path, "cpuset.cpus"))?;
-        // The kernel takes a CPU that goes offline out of the parent's set as well, and empties a set without another CPU.
+        // When a CPU goes offline, the kernel takes it out of the parent's set as well, and empties
+        // a set that has no other CPU.
         let is_kept = now == note.narrowed || now.is_empty() || {
             let parent = path.rsplit_once('/').map_or("", |(parent, _)| parent);
             let limit = cpu_list(&self.file(parent, "cpuset.cpus"))?;
@@ -101,7 +104,8 @@ impl Cgroups {
         self.set_note(path, NoteSubject::NarrowedSet, None)
     }
 
-    /// The cgroups inside a container's cgroup, from the top down. Empty on v2, where a container's set narrows all below.
+    /// The cgroups inside a container's cgroup, from the top down. Empty on v2, where a container's
+    /// set narrows everything below it.
     pub(super) fn nested(&self, container: &str) -> Result<Vec<NestedCgroup>> {
         let mut found = Vec::new();
         if self.version == CgroupVersion::V1 {
@@ -128,8 +132,9 @@ impl Cgroups {
         Ok(())
     }
 
-    /// The cgroups whose narrowed sets follow a new set of the cgroup `path`: those inside a container. A pod's containers
-    /// are not among them, because the plan decides about each of them.
+    /// The cgroups whose narrowed sets follow a new set of the cgroup `path`: those inside a
+    /// container. A pod's containers are not among them, because the plan decides about each of
+    /// them.
     pub(super) fn followers(&self, path: &str) -> Result<Vec<NestedCgroup>> {
         let mut nested = match layout::is_container(path) {
             true => self.nested(path)?,

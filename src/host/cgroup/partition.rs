@@ -1,8 +1,9 @@
 //! Cpuset partitions: CPUs that the kernel takes away from every cgroup outside the partition.
 //!
-//! Partitions at any depth exist on cgroup v2 from Linux 6.7 on. Pinfold looks for the partition
-//! files, never for a version. The kernel accepts almost every write, even without effect. Only
-//! `cpuset.cpus.partition`, read afterwards, shows a failure: hence [`Partition::Invalid`].
+//! Partitions at any depth exist on cgroup v2 from Linux 6.7 on, but Pinfold looks for the
+//! partition files, never for a version. The kernel accepts almost every write, even one without
+//! effect, and only `cpuset.cpus.partition`, read afterwards, shows a failure: hence
+//! [`Partition::Invalid`].
 
 use super::layout::{self, PodTreeEntry};
 use super::model::{
@@ -12,7 +13,7 @@ use super::model::{
 use crate::cpu::CpuSet;
 use crate::host::file;
 
-/// The file with a cgroup's partition state. The kernel notifies watchers of the file when a
+/// The file with a cgroup's partition state. The kernel notifies those who watch it when a
 /// partition becomes invalid.
 pub const PARTITION: &str = "cpuset.cpus.partition";
 
@@ -27,10 +28,9 @@ const PROBE: &str = "pinfold-probe";
 pub struct AncestorCgroup {
     /// The cgroup's path, relative to the hierarchy.
     pub path: String,
-    /// The cgroup's CPUs.
     pub cpuset: Cpuset,
-    /// Exclusive CPUs of direct child cgroups, without the pods and without cgroups on the path to
-    /// pods.
+    /// Exclusive CPUs of direct child cgroups, except for the pods and the cgroups on the path to
+    /// them.
     pub other_exclusive: CpuSet,
 }
 
@@ -39,12 +39,12 @@ pub struct AncestorCgroup {
 pub struct PodSurroundings {
     /// The cgroups above the pods, from the top down.
     pub above: Vec<AncestorCgroup>,
-    /// Cgroups outside the pods' trees with exclusive CPUs: the path and the CPUs of each.
+    /// Cgroups with exclusive CPUs outside the pods' trees: the path and the CPUs of each.
     pub outside: Vec<(String, CpuSet)>,
-    /// The pods' top cgroups that exist. Their CPUs are all that pods can get.
+    /// The pods' top cgroups that exist. Pods can get no CPUs beyond theirs.
     pub trees: Vec<String>,
-    /// Whether a cgroup's written set must lie within its parent's written set, as on cgroup v1. On v2 a set may
-    /// name more CPUs, which come into force once the parent has them.
+    /// Whether a cgroup's written set must lie within its parent's written set, as on cgroup v1. On
+    /// v2 a set may name more CPUs, which come into force once the parent has them.
     pub sets_are_nested: bool,
 }
 
@@ -77,12 +77,12 @@ impl Cgroups {
     }
 
     /// Whether a neighbour's plain CPU set makes a partition invalid on this kernel. Such a kernel
-    /// can lose CPUs until the next boot. CPUs are lost if a partition's cgroup is removed before
-    /// `member` is written to the partition.
+    /// can lose CPUs until the next boot, namely if a partition's cgroup is removed before `member`
+    /// is written to it.
     ///
-    /// The test uses throw-away cgroups with the CPU `cpu`. Every cgroup outside the test lacks the
-    /// CPU for some milliseconds. The test itself loses no CPU: `member` is written before any
-    /// cgroup is removed.
+    /// The test uses throw-away cgroups with the CPU `cpu`, which every other cgroup lacks for some
+    /// milliseconds. It loses no CPU itself, because it writes `member` before it removes any
+    /// cgroup.
     pub fn siblings_can_break_partitions(&self, cpu: u32) -> Result<bool> {
         let cpu_set: CpuSet = [cpu].into_iter().collect();
         let (owner, neighbour) = (format!("{PROBE}/owner"), format!("{PROBE}/neighbour"));
@@ -103,7 +103,7 @@ impl Cgroups {
             self.set_cpus(&neighbour, &cpu_set)?;
             Ok(!self.partition(&owner)?.is_live())
         })();
-        // After success or failure, `member` is written before the cgroups are removed.
+        // Whether the test succeeded or not, `member` is written before the cgroups are removed.
         let undone = ignore_gone(self.set_partition(&owner, PartitionKind::Member));
         let removed = self.remove(PROBE);
         undone?;
@@ -127,8 +127,8 @@ impl Cgroups {
         Ok(cpu_list_optional(&self.file(path, EXCLUSIVE))?.unwrap_or_default())
     }
 
-    /// The CPUs that no sibling of the cgroup can have: the exclusive CPUs, or on v1 the whole set of a cgroup with
-    /// `cpuset.cpu_exclusive`.
+    /// The CPUs that no sibling of the cgroup can have: its exclusive CPUs, or on v1 the whole set
+    /// of a cgroup with `cpuset.cpu_exclusive`.
     fn claimed(&self, path: &str) -> Result<CpuSet> {
         if !self.is_v1() {
             return self.exclusive(path);
@@ -147,15 +147,15 @@ impl Cgroups {
         Ok(file::write(&self.file(path, EXCLUSIVE), &cpus.to_string())?)
     }
 
-    /// Makes a cgroup a partition, or a member again. The write can succeed without effect: read
+    /// Makes a cgroup a partition, or a member again. The write can succeed without effect, so read
     /// [`Cgroups::partition`] afterwards.
     pub fn set_partition(&self, path: &str, kind: PartitionKind) -> Result<()> {
         Ok(file::write(&self.file(path, PARTITION), kind.name())?)
     }
 
     /// The neighbours that keep the cgroup `path` from holding `cpus` as exclusive. A neighbour is
-    /// in the way if it holds a CPU of `cpus` as exclusive. A neighbour without exclusive CPUs is
-    /// in the way if `cpus` contains its whole written set.
+    /// in the way if it holds one of `cpus` as exclusive, or if it has no exclusive CPUs and `cpus`
+    /// contains its whole written set.
     pub fn blocking_siblings(&self, path: &str, cpus: &CpuSet) -> Vec<String> {
         let (parent, name) = path.rsplit_once('/').unwrap_or(("", path));
         let mut found = Vec::new();
@@ -175,8 +175,8 @@ impl Cgroups {
         found
     }
 
-    /// Reads the cgroups above the pods of `trees`, and the exclusive CPUs of further cgroups
-    /// around the pods.
+    /// Reads the cgroups above the pods of `trees`, and the exclusive CPUs of other cgroups around
+    /// the pods.
     pub fn surroundings(&self, trees: &[String]) -> Result<PodSurroundings> {
         let trees = trees.iter().filter(|tree| self.exists(tree));
         let mut found = PodSurroundings {
@@ -217,7 +217,7 @@ impl Cgroups {
     }
 
     /// The paths of the cgroups above the pods, from the top down, each with whether pods lie
-    /// directly below.
+    /// directly below it.
     fn ancestors_of_pods(&self, trees: &[String]) -> Result<Vec<(String, bool)>> {
         let mut ancestors = Vec::new();
         for tree in trees {
@@ -247,7 +247,7 @@ impl Cgroups {
         Ok(ancestors)
     }
 
-    /// Online CPUs without a cgroup: the kernel has lost the CPUs until the next boot.
+    /// Online CPUs that no cgroup has: the kernel has lost them until the next boot.
     ///
     /// `live` are the CPUs of the known partitions. If an online CPU is still missing, the whole
     /// hierarchy is searched for further partitions.
@@ -258,7 +258,7 @@ impl Cgroups {
         if self.is_v1() || missing(live)?.is_empty() {
             return Ok(CpuSet::new());
         }
-        // A partition may come or go between two reads. A lost CPU is missing in both rounds.
+        // A partition may come or go between two reads, but a lost CPU is missing in both rounds.
         let mut lost = online.clone();
         for _ in 0..2 {
             let mut everywhere = CpuSet::new();
@@ -271,8 +271,8 @@ impl Cgroups {
     fn collect_live(&self, path: &str, live: &mut CpuSet) -> Result<()> {
         for child in self.children_if_present(path)? {
             let child = join(path, &child);
-            // The state is read directly, because [`Cgroups::partition`] ignores partitions without a
-            // file of exclusive CPUs. Before Linux 6.7, no partition has the file.
+            // The state is read directly, because [`Cgroups::partition`] ignores partitions without
+            // a file of exclusive CPUs, and before Linux 6.7 none has that file.
             let text = file::read_optional(&self.file(&child, PARTITION))?;
             if text.is_some_and(|text| Partition::read(&text).is_live())
                 && let Some(cpuset) = ignore_gone(self.cpuset(&child))?
@@ -286,7 +286,7 @@ impl Cgroups {
 }
 
 /// The controllers enabled by [`Cgroups::create`], judged by `cgroup.subtree_control` before and
-/// after. A different program may have enabled further controllers.
+/// after. Another program may have enabled more meanwhile.
 fn enabled_by_create(before: &str, after: &str) -> impl Iterator<Item = &'static str> {
     ["cpuset", "cpu"]
         .into_iter()
@@ -312,7 +312,7 @@ mod tests {
             enabled("cpuset cpu memory\n", "cpuset cpu memory\n"),
             [""; 0]
         );
-        // A different program enabled `io`.
+        // Another program enabled `io`.
         assert_eq!(enabled("cpuset cpu\n", "cpuset cpu io\n"), [""; 0]);
     }
 

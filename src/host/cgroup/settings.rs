@@ -1,7 +1,7 @@
 //! Settings of cgroups beside their CPUs: the CPU quota, the NUMA nodes of the memory, and extended attributes.
 //!
-//! The attributes are the assignment record of a pod's or container's cgroup, and notes about the whole node. The kernel
-//! keeps an attribute as long as its cgroup.
+//! The attributes are the assignment record of a pod's or container's cgroup, and notes about the
+//! whole node. The kernel keeps an attribute as long as its cgroup.
 
 use std::io::{Error, ErrorKind};
 use std::path::{Path, PathBuf};
@@ -20,15 +20,15 @@ use crate::host::file::read_value_optional;
 pub struct CgroupMemory {
     /// The written NUMA nodes (`cpuset.mems`); empty on v2 if nothing was written.
     pub numa: CpuSet,
-    /// Bytes that the kernel would move between NUMA nodes after a write of other nodes; `None` if the number is
-    /// unknown.
+    /// Bytes that the kernel would move between NUMA nodes if other nodes were written; `None` if
+    /// the number is unknown.
     pub bytes_to_move: Option<u64>,
 }
 
 /// The extended attribute of an assignment record.
 const RECORD: &str = "trusted.pinfold";
 
-/// The subject of a note. Each subject has its own extended attribute.
+/// What a note is about. Each subject has an extended attribute of its own.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum NoteSubject {
     /// The settings from before CPU isolation moved the kernel's own work.
@@ -59,7 +59,8 @@ impl Cgroups {
         let dir = self.root().join(path);
         let numa = cpu_list(&dir.join("cpuset.mems"))?;
         let bytes_to_move = match self.version {
-            // On v1 the kernel moves pages only if `cpuset.memory_migrate` is 1. Pinfold never writes the file.
+            // On v1 the kernel moves pages only if `cpuset.memory_migrate` is 1, and Pinfold never
+            // writes that file.
             CgroupVersion::V1 => {
                 let moves = read_value_optional(&dir.join("cpuset.memory_migrate"))?;
                 (moves.as_deref() == Some("0")).then_some(0)
@@ -81,8 +82,8 @@ impl Cgroups {
         self.write_set(path, &file, ALLOWED_MEMORY_NODES, numa)
     }
 
-    /// The NUMA nodes whose memory every pod may use: the NUMA nodes with memory, as far as the cgroups above the pods
-    /// allow them. cgroup v1 refuses any other NUMA node in a pod's set.
+    /// The NUMA nodes whose memory every pod may use: those with memory, as far as the cgroups
+    /// above the pods allow them. cgroup v1 refuses any other NUMA node in a pod's set.
     ///
     /// A missing tree has no pods, and a tree without a set (v1) has none yet. Both limit nothing.
     pub fn memory_nodes(&self, trees: &[String]) -> Result<CpuSet> {
@@ -108,7 +109,6 @@ impl Cgroups {
         read(&cpu.join(path), self.cpu_version())
     }
 
-    /// Writes the CFS quota of a cgroup.
     pub fn set_quota(&self, path: &str, quota: Quota) -> Result<()> {
         let Some(cpu) = &self.cpu else { return Ok(()) };
         write(&cpu.join(path), self.cpu_version(), quota)
@@ -129,11 +129,11 @@ impl Cgroups {
         Ok(())
     }
 
-    /// Whether the kernel keeps extended attributes of cgroups. A test attribute is set on the top cgroup, read back
-    /// and removed.
+    /// Whether the kernel keeps extended attributes of cgroups, found out by setting a test
+    /// attribute on the top cgroup, reading it back and removing it.
     ///
-    /// The test makes no cgroup: the top cgroup has mode 0555, so a new cgroup inside would need `CAP_DAC_OVERRIDE`.
-    /// An attribute needs `CAP_SYS_ADMIN` alone.
+    /// The test makes no cgroup, because the top cgroup has mode 0555, so a new one inside would
+    /// need `CAP_DAC_OVERRIDE`. An attribute needs only `CAP_SYS_ADMIN`.
     pub fn supports_attributes(&self) -> Result<bool> {
         let name = format!("{RECORD}.probe.{}", std::process::id());
         let tried = (|| {
@@ -153,7 +153,7 @@ impl Cgroups {
         self.attribute(path, subject.attribute(), "read the note on")
     }
 
-    /// Sets the note on a cgroup; `None` removes the note. The removal of an absent note succeeds.
+    /// Sets the note on a cgroup; `None` removes it, even if there is none.
     ///
     /// # Errors
     /// The cgroup is gone, the note is too long (64 KiB), or the write permission is missing.
@@ -194,9 +194,10 @@ fn file(version: CgroupVersion) -> &'static str {
     }
 }
 
-/// Reads the quota of the cgroup at `path`; `None` for a cgroup without a CPU controller.
+/// The quota of the cgroup at `path`; `None` for a cgroup without a CPU controller.
 fn read(path: &Path, version: CgroupVersion) -> Result<Option<Quota>> {
-    // The crate `cgroups-rs` would need three times as many calls, for every cgroup in every turn of the reconciler.
+    // The crate `cgroups-rs` would need three times as many calls, for every cgroup in every turn
+    // of the reconciler.
     let read = |name: &str| {
         read_value_optional(&path.join(name)).map_err(|error| failed("read", path, error))
     };
@@ -225,9 +226,8 @@ fn read(path: &Path, version: CgroupVersion) -> Result<Option<Quota>> {
     Ok(Some(Quota { quota, period }))
 }
 
-/// Writes the quota of the cgroup at `path`.
-///
-/// The file must exist: `cgroups-rs` would create a missing file, even in a directory without a cgroup.
+/// Writes the quota of the cgroup at `path`, whose file must exist: `cgroups-rs` would create a
+/// missing one, even in a directory without a cgroup.
 fn write(path: &Path, version: CgroupVersion, quota: Quota) -> Result<()> {
     if !path.join(file(version)).exists() {
         return Err(failed("write", path, Error::from(ErrorKind::NotFound)));

@@ -1,5 +1,6 @@
-//! The CPUs and NUMA nodes of a cgroup that systemd owns are set through systemd. A value written to the cgroup's
-//! file would be lost when systemd reloads. The value would also be lost when another property of the unit is set.
+//! The CPUs and NUMA nodes of a cgroup that systemd owns are set through systemd. If they were
+//! written to the cgroup's file, they would be lost when systemd reloads, or when another property
+//! of the unit is set.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -62,10 +63,10 @@ pub enum SystemdError {
 
 /// Whether systemd is the node's first process.
 ///
-/// By its folder in `/run`, systemd itself tells that it runs. The agent's pod does not see this folder: a required mount
-/// would keep the pod from starting on nodes without systemd, and a mount that makes the folder would let other programs on
-/// such a node believe that systemd runs there. But the pod sees the cgroup root with `init.scope`, into which systemd puts
-/// itself.
+/// systemd itself tells that it runs by its folder in `/run`. The agent's pod does not see this
+/// folder: a required mount would keep the pod from starting on nodes without systemd, and a mount
+/// that makes the folder would let other programs on such a node believe that systemd runs there.
+/// But the pod sees the cgroup root with `init.scope`, into which systemd puts itself.
 pub(super) fn runs(run: &Path, cgroup_root: &Path) -> bool {
     run.join("systemd/system").is_dir() || cgroup_root.join("init.scope").is_dir()
 }
@@ -75,14 +76,15 @@ pub(super) fn unit(path: &str) -> Option<&str> {
     let mut parts = path.split('/');
     let last = parts.next_back()?;
     let is_unit = |name: &str| name.ends_with(".slice") || name.ends_with(".scope");
-    // The owner of a delegated scope manages all cgroups below the scope.
+    // The owner of a delegated scope manages all cgroups below it.
     let delegated = parts.any(|above| !above.ends_with(".slice"));
     (is_unit(last) && !delegated).then_some(last)
 }
 
 /// systemd's manager, reached over D-Bus.
 ///
-/// One connection serves all calls. The first call opens the connection, and a call on a broken connection opens another.
+/// One connection serves all calls. The first call opens it, and a call that finds it broken opens
+/// another.
 #[derive(Debug, Default)]
 pub(super) struct Systemd {
     /// The bus's address; `None` for the system bus.
@@ -137,14 +139,15 @@ impl Systemd {
         }
     }
 
-    /// Calls systemd on the kept connection, or on a new connection if the kept connection is broken or missing.
+    /// Calls systemd on the kept connection, or on a new one if that is broken or missing.
     fn call(&self, unit: &str, property: &str, set: &CpuSet) -> zbus::Result<()> {
         let mut current = self.connection.lock();
         let kept = current.take();
         let is_kept = kept.is_some();
         let connection = kept.map_or_else(|| self.connect(), Ok)?;
         let done = set_property(&connection, unit, property, set);
-        // Only a connection with an answer is kept. After a timeout, a late answer would belong to no call.
+        // Only a connection that answered is kept. After a timeout, a late answer would belong to
+        // no call.
         if matches!(done, Ok(()) | Err(zbus::Error::MethodError(..))) {
             *current = Some(connection);
         } else if is_kept && !done.as_ref().is_err_and(is_timeout) {
@@ -160,7 +163,7 @@ impl Systemd {
             None => Builder::system()?,
         };
         let connecting = builder.method_timeout(ANSWER_WITHIN).build();
-        // The limit for calls does not cover the handshake.
+        // The time limit of calls does not cover the handshake.
         let limit = async_io::Timer::after(ANSWER_WITHIN);
         async_io::block_on(async {
             match select(pin!(connecting), limit).await {
@@ -180,7 +183,8 @@ fn set_property(
     property: &str,
     set: &CpuSet,
 ) -> zbus::Result<()> {
-    // The unit must exist: setting a property of a missing slice would make systemd create the slice.
+    // The unit must exist, because systemd would create a missing slice when a property of it is
+    // set.
     connection.call_method(Some(SERVICE), MANAGER, Some(INTERFACE), "GetUnit", &unit)?;
     let (runtime, properties) = (true, [(property, Value::from(mask(set)))]);
     let (method, arguments) = ("SetUnitProperties", (unit, runtime, properties.as_slice()));

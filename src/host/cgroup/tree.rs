@@ -1,4 +1,4 @@
-//! Scanning the pods' tree, and making and removing cgroups of Pinfold's own.
+//! Scanning the pods' tree, and making and removing Pinfold's own cgroups.
 
 use std::fs;
 use std::io::ErrorKind;
@@ -21,10 +21,8 @@ pub struct PodCgroup {
     pub path: String,
     /// The pod's uid from the cgroup's name, with dashes.
     pub uid: String,
-    /// The cgroup's CPUs.
     pub cpuset: Cpuset,
     pub quota: Option<Quota>,
-    /// The text of the cgroup's assignment record.
     pub record_text: Option<String>,
     /// The pod's containers, sandboxes included.
     pub containers: Vec<ContainerCgroup>,
@@ -37,12 +35,10 @@ pub struct ContainerCgroup {
     pub path: String,
     /// The runtime's container id.
     pub id: String,
-    /// The cgroup's CPUs.
     pub cpuset: Cpuset,
     pub quota: Option<Quota>,
-    /// The text of the cgroup's assignment record.
     pub record_text: Option<String>,
-    /// Whether the cgroup or a cgroup below holds a process.
+    /// Whether a process runs in the cgroup or below it.
     pub populated: bool,
     pub memory: CgroupMemory,
     /// The cgroups that the container has made inside its own, on v1 only.
@@ -99,8 +95,8 @@ impl Cgroups {
         self.root().join(path).is_dir()
     }
 
-    /// Reads every pod and container below `tree`. Cgroups that vanish meanwhile are left out. A missing tree has no
-    /// pods.
+    /// Reads every pod and container below `tree`. Cgroups that vanish meanwhile are left out, and
+    /// a missing tree has no pods.
     pub fn scan(&self, tree: &str) -> Result<Vec<PodCgroup>> {
         let pods = self.pods(tree)?.into_iter();
         pods.filter_map(|(path, uid)| self.pod(path, uid).transpose())
@@ -133,7 +129,8 @@ impl Cgroups {
         Ok(found)
     }
 
-    /// The path of the pod with the given uid below `tree`; `None` if the tree has no cgroup of the pod.
+    /// The path of the pod with the given uid below `tree`; `None` if the tree has no cgroup for
+    /// it.
     pub fn find_pod(&self, tree: &str, uid: &str) -> Result<Option<String>> {
         let mut expected = layout::pod_paths(tree, uid).into_iter();
         if let Some(path) = expected.find(|path| self.exists(path)) {
@@ -190,7 +187,7 @@ impl Cgroups {
         let parent = path.rsplit_once('/').map_or("", |(parent, _)| parent);
         match self.version {
             CgroupVersion::V1 => {
-                // A new v1 cpuset is empty, and an empty cpuset accepts no process.
+                // A new v1 cpuset is empty, and then accepts no process.
                 for name in ["cpuset.mems", "cpuset.cpus"] {
                     let copy = || {
                         let parents = file::read(&self.file(parent, name))?;
@@ -230,8 +227,8 @@ impl Cgroups {
         procs.is_ok_and(|procs| procs.lines().any(|line| line.trim().parse() == Ok(pid)))
     }
 
-    /// Removes a cgroup and all cgroups below, in every hierarchy. A missing cgroup is no error; a process in a
-    /// cgroup is an error.
+    /// Removes a cgroup and all cgroups below it, in every hierarchy. A missing cgroup is no error,
+    /// but one with a process is.
     pub fn remove(&self, path: &str) -> Result<()> {
         for root in self.hierarchies() {
             remove_tree(&root.join(path))?;
@@ -259,7 +256,7 @@ impl Cgroups {
         }
     }
 
-    /// CPUs of all isolated partitions on the node; empty where the kernel does not report the CPUs.
+    /// CPUs of all isolated partitions on the node; empty where the kernel does not report them.
     pub fn isolated_cpus(&self) -> Result<CpuSet> {
         let path = self.root().join("cpuset.cpus.isolated");
         Ok(cpu_list_optional(&path)?.unwrap_or_default())
@@ -312,7 +309,7 @@ mod tests {
             // The owner's CPUs and the earlier set have no CPU in common.
             ("4-7", vec![nested("a", "4-7", "2-3")], false),
             ("0-7", vec![nested("a", "4-7", "2-3")], true),
-            // The set above is nested, too.
+            // The set above is that of a nested cgroup, too.
             (
                 "0-7",
                 vec![nested("a", "0-3", ""), nested("a/b", "0-3", "0-7")],

@@ -1,6 +1,6 @@
-//! The hierarchies in which the kernel looks up the cgroup of a socket or of a performance event. Sockets always use
-//! [`Unified`], the hierarchy of version 2, even if all controllers are on version 1. Events use the hierarchy of
-//! `perf_event`.
+//! The hierarchies in which the kernel looks up the cgroup of a socket or of a performance event.
+//! For a socket that is always [`Unified`], the hierarchy of version 2, even if all controllers are
+//! on version 1. For an event it is the hierarchy of `perf_event`.
 
 use std::fs;
 use std::io;
@@ -33,13 +33,13 @@ impl Unified {
         &self.root
     }
 
-    /// Whether a cgroup or a cgroup below holds processes.
+    /// Whether processes run in a cgroup or below it.
     pub fn is_populated(&self, path: &str) -> bool {
         matches!(populated(&self.root.join(path)), Ok(Some(true)))
     }
 
-    /// The ids of a cgroup and of all cgroups below; empty if the cgroup does not exist. An id is a directory's inode
-    /// number.
+    /// The ids of a cgroup and of all cgroups below; empty if it does not exist. An id is a
+    /// directory's inode number.
     ///
     /// # Errors
     /// A directory can't be read.
@@ -63,8 +63,9 @@ impl Unified {
 // === impl Cgroups ===
 
 impl Cgroups {
-    /// The cgroup's directory for counting events. The directory lies in the unified hierarchy, or in the hierarchy of
-    /// `perf_event` if the controller is mounted separately. `None` if the cgroup has no processes in the hierarchy.
+    /// The cgroup's directory for counting events. It lies in the unified hierarchy, or in that of
+    /// `perf_event` if the controller is mounted separately. `None` if the cgroup has no processes
+    /// there.
     pub fn event_directory(&self, path: &str) -> Option<PathBuf> {
         let top = match self.version {
             CgroupVersion::V2 => self.cpuset.clone(),
@@ -79,8 +80,8 @@ impl Cgroups {
             }
         };
         let directory = top.join(path);
-        // A container may keep its processes in cgroups below. On version 2, `cgroup.events` covers the cgroups below
-        // at once.
+        // A container may keep its processes in cgroups below. On version 2, `cgroup.events` covers
+        // those at once.
         if let Ok(Some(populated)) = populated(&directory) {
             return populated.then_some(directory);
         }

@@ -1,9 +1,10 @@
 //! One gRPC call without a request body over a unix socket: HTTP/2, a message in each direction, a status in the
 //! trailers.
 //!
-//! The crate `tonic` 0.14 was measured as a replacement. A small release binary would grow by 50 kB, or by 126 kB with tonic's
-//! own transport, and the crate brings four further crates. In return it would do the framing and read the status here, which
-//! are about 60 of these 200 lines; the connection, the limits and the errors stay.
+//! The crate `tonic` 0.14 was measured as a replacement. A small release binary would grow by 50
+//! kB, or by 126 kB with tonic's own transport, and the crate brings four others along. In return
+//! it would do the framing and read the status, about 60 of the 200 lines here; the connection, the
+//! limits and the errors would stay.
 
 use std::io;
 use std::path::Path;
@@ -17,7 +18,8 @@ use hyper::{Request, Response, StatusCode};
 use hyper_util::rt::{TokioExecutor, TokioIo};
 use tokio::net::UnixStream;
 
-/// The length of the prefix of a message. The prefix says whether the message is compressed, and its length.
+/// The length of a message's prefix, which says whether the message is compressed, and how long it
+/// is.
 const PREFIX: usize = 5;
 
 /// The gRPC status for a method that the server lacks.
@@ -118,8 +120,8 @@ async fn send(
     let answer =
         async move { read(sender.send_request(request).await.map_err(broken)?, limit).await };
     tokio::pin!(answer, connection);
-    // The connection makes progress only while it is polled. The end of the connection is ignored, because the answer
-    // shows the outcome.
+    // The connection makes progress only while it is polled. How it ends doesn't matter, because
+    // the answer shows the outcome.
     tokio::select! {
         biased;
         answer = &mut answer => answer,
@@ -145,7 +147,8 @@ async fn read(response: Response<Incoming>, limit: usize) -> Result<Bytes, CallE
             Ok(bytes) => data.extend_from_slice(&bytes),
             Err(frame) => trailers.extend(frame.into_trailers().ok().unwrap_or_default()),
         }
-        // The length comes first, hence an answer above the limit is refused without waiting for its end.
+        // The length comes first, so an answer above the limit is refused without waiting for its
+        // end.
         let announced = length(&data).unwrap_or(0);
         if announced > limit || data.len() > limit + PREFIX {
             return Err(CallError::TooLong { limit });
@@ -176,7 +179,7 @@ fn length(data: &[u8]) -> Option<usize> {
     Some(u32::from_be_bytes(bytes) as usize)
 }
 
-/// The outcome in the status, if the headers have a status: success, or the server's error.
+/// The outcome, if the headers have a status: success, or the server's error.
 fn status(headers: &HeaderMap) -> Option<Result<(), CallError>> {
     let value = headers.get("grpc-status")?;
     let number = value.to_str().ok().and_then(|text| text.parse().ok());

@@ -1,12 +1,12 @@
 //! Counters of a process's network namespace, of its interfaces and of TCP, read through the process.
 //!
-//! No file stays open, because an open file would keep the namespace alive after the pod's end.
+//! No file stays open, because it would keep the namespace alive after the pod's end.
 
 use super::Proc;
 use crate::host::file::Reader;
 use crate::host::netns::NetnsRef;
 
-/// Counters of a network interface since the interface's creation.
+/// Counters of a network interface since it was made.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct InterfaceTraffic {
     pub receive: PacketCounts,
@@ -26,7 +26,7 @@ pub struct PacketCounts {
 // === impl Proc ===
 
 impl Proc {
-    /// The number of a process's network namespace, equal for all processes in the namespace.
+    /// The number of a process's network namespace, which all processes in the namespace share.
     /// `None` if the link can't be read, or the process is gone.
     pub fn network_namespace(&self, pid: i32) -> Option<u64> {
         self.netns_ref(pid).map(|namespace| namespace.number)
@@ -128,8 +128,8 @@ pub(super) fn timeouts(netstat: &str) -> Option<u64> {
         .ok()
 }
 
-/// The names and values of a protocol's counters: a line of names, and then a line of numbers. Kernels add columns,
-/// hence the position of a counter varies.
+/// The names and values of a protocol's counters: a line of names, and then a line of numbers.
+/// Kernels add columns, so the position of a counter varies.
 fn columns<'a>(text: &'a str, protocol: &str) -> Option<impl Iterator<Item = (&'a str, &'a str)>> {
     let mut lines = text
         .lines()

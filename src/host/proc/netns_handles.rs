@@ -1,8 +1,9 @@
-//! [`NetnsHandles`]: handles to the counters of processes' network namespaces. Handles are kept, and spare a scrape
-//! the search for the namespace.
+//! [`NetnsHandles`]: handles to the counters of processes' network namespaces. They are kept, so
+//! that a scrape need not search for the namespace.
 //!
-//! A handle holds `O_PATH` descriptors of entries in /proc, not open files. An entry belongs to one process for ever: a
-//! later process with the same id has different entries. A descriptor keeps neither the process nor its namespace alive.
+//! A handle holds `O_PATH` descriptors of entries in /proc, not open files. An entry belongs to one
+//! process for ever, and a later process with the same id has different entries. A descriptor keeps
+//! neither the process nor its namespace alive.
 
 use std::fs::File;
 use std::os::fd::OwnedFd;
@@ -17,13 +18,11 @@ use super::{Proc, Reader};
 /// The number of descriptors of a handle.
 const EACH: usize = 2;
 
-/// A process, with the number of its container. The caller chooses the number, which is an index and should be small.
-/// No other container may have the number until [`NetnsHandles::forget`].
+/// A process, with the number of its container. The caller chooses that number, which is an index
+/// and should be small. No other container may have it until [`NetnsHandles::forget`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct NetnsKey {
-    /// The process id.
     pub pid: i32,
-    /// The container's number.
     pub number: usize,
 }
 
@@ -62,14 +61,14 @@ impl NetnsHandles {
         self.count -= usize::from(closed.is_some());
     }
 
-    /// The number of a process's network namespace; see [`Proc::network_namespace`]. The handle to the namespace is
+    /// The number of a process's network namespace; see [`Proc::network_namespace`]. The handle is
     /// kept.
     pub fn network_namespace(&mut self, proc: &Proc, key: NetnsKey) -> Option<u64> {
         if let Some(handle) = self.handle(key) {
             if let Some(number) = handle.number() {
                 return Some(number);
             }
-            // The process is gone, and a new process may have its id by now.
+            // The process is gone, and a new one may have its id by now.
             self.forget(key.number);
         }
         if self.count >= self.most {
@@ -86,8 +85,8 @@ impl NetnsHandles {
         Some(number)
     }
 
-    /// The counters of each interface in the network namespace of a process, without the loopback; `None` if the
-    /// counters can't be read.
+    /// The counters of each interface in the network namespace of a process, without the loopback;
+    /// `None` if they can't be read.
     pub fn traffic(
         &mut self,
         proc: &Proc,
@@ -97,7 +96,7 @@ impl NetnsHandles {
         net::interfaces(self.read(proc, key, "dev", reader)?)
     }
 
-    /// TCP's segment counters in the network namespace of a process; `None` if the counters can't be read.
+    /// TCP's segment counters in the network namespace of a process; `None` if they can't be read.
     pub fn segments(
         &mut self,
         proc: &Proc,
@@ -107,7 +106,7 @@ impl NetnsHandles {
         NamespaceTcpCounts::parse(self.read(proc, key, "snmp", reader)?)
     }
 
-    /// TCP's timeouts in the network namespace of a process; `None` if the counter can't be read.
+    /// TCP's timeouts in the network namespace of a process; `None` if they can't be read.
     pub fn timeouts(&mut self, proc: &Proc, key: NetnsKey, reader: &mut Reader) -> Option<u64> {
         net::timeouts(self.read(proc, key, "netstat", reader)?)
     }
@@ -246,11 +245,11 @@ mod tests {
         let (mut handles, key) = (NetnsHandles::new(2 * EACH), NetnsKey { pid: 7, number: 0 });
         assert_eq!(handles.network_namespace(&proc, key), Some(1));
         assert_eq!(handles.segments(&proc, key, &mut reader).unwrap().sent, 30);
-        // The number now belongs to another process in the same container.
+        // The number now stands for another process in the same container.
         let other = NetnsKey { pid: 8, ..key };
         assert_eq!(handles.network_namespace(&proc, other), None);
         assert_eq!(handles.segments(&proc, other, &mut reader), None);
-        // The container is gone, and a new container has its number.
+        // The container is gone, and a new one has its number.
         handles.forget(0);
         std::fs::remove_dir_all(&process).unwrap();
         make(2, 40);

@@ -1,4 +1,4 @@
-//! The allowed CPUs of each thread, and the thread's moves between CPUs. Reading both for every
+//! The allowed CPUs of each thread, and how often it moved between CPUs. Reading both for every
 //! thread is too much work for each scrape.
 
 use std::collections::BTreeMap;
@@ -17,11 +17,10 @@ const ENVIRONMENT: u64 = 256 * 1024;
 
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Task {
-    /// The thread id.
     pub tid: i32,
     /// The CPUs on which the thread may run: the thread's own mask, within the cgroup's CPUs.
     pub allowed: CpuSet,
-    /// The number of moves between CPUs; `None` if the kernel does not report moves.
+    /// The number of moves between CPUs; `None` if the kernel does not report them.
     pub migrations: Option<u64>,
 }
 
@@ -54,8 +53,7 @@ impl Proc {
         self.dir.join(pid.to_string()).join("root")
     }
 
-    /// The reason why the kernel does not report moves of threads; `None` if the kernel reports
-    /// moves.
+    /// Why the kernel does not report moves of threads; `None` if it does.
     pub fn no_migrations(&self) -> Option<&'static str> {
         (!self.counts_migrations).then_some("the kernel was built without CONFIG_SCHED_DEBUG")
     }
@@ -63,10 +61,10 @@ impl Proc {
     /// Whether a process still runs the program of a parent outside the container. `container`
     /// lists the container's processes.
     ///
-    /// A container runtime forks a process into the container's cgroup before the process executes
-    /// the container's program. Until then `/proc/PID/environ` shows the runtime's environment. A
-    /// worker forked by a training program also never executes a program, but the worker's parent
-    /// belongs to the container.
+    /// A container runtime forks a process into the container's cgroup, and only then the process
+    /// executes the container's program. Until it does, `/proc/PID/environ` shows the runtime's
+    /// environment. A worker forked by a training program never executes a program either, but its
+    /// parent belongs to the container.
     pub fn awaits_exec(&self, pid: i32, container: &[i32]) -> bool {
         let forked = |stat: &Stat| {
             StatFlags::from_bits_truncate(stat.flags).contains(StatFlags::PF_FORKNOEXEC)
@@ -75,15 +73,15 @@ impl Proc {
             .is_some_and(|stat| forked(&stat) && !container.contains(&stat.ppid))
     }
 
-    /// The variables with the given names from the initial environment of a process. Further
-    /// variables are left out, because environments contain secrets.
+    /// The variables with the given names from the initial environment of a process. All others are
+    /// left out, because environments contain secrets.
     ///
-    /// `None` if the process is gone or unreadable, or if the environment is longer than 256 KiB.
-    /// An empty environment is `None`, too: the kernel shows an empty environment while a process
-    /// executes its program.
+    /// `None` if the process is gone or unreadable, or if its environment is longer than 256 KiB.
+    /// An empty environment is `None`, too, because the kernel shows one while a process executes
+    /// its program.
     pub fn variables(&self, pid: i32, names: &[&str]) -> Option<BTreeMap<String, String>> {
         let file = fs::File::open(self.dir.join(format!("{pid}/environ"))).ok()?;
-        // A process can make any part of its memory appear as the environment, of any length.
+        // A process can make any part of its memory appear as its environment, of any length.
         let mut text = Vec::new();
         file.take(ENVIRONMENT + 1).read_to_end(&mut text).ok()?;
         if text.is_empty() || text.len() as u64 > ENVIRONMENT {

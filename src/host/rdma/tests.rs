@@ -25,7 +25,7 @@ fn only_what_the_kernel_shows_is_taken_hold_of() {
     fs::create_dir_all(other.path().join("sys")).unwrap();
     std::os::unix::fs::symlink("/sys/class", other.path().join("sys/class")).unwrap();
     assert!(DeviceDirectory::open(other.path()).is_none());
-    // The machine's own directory, if the machine has RDMA devices.
+    // The machine's own directory, if it has RDMA devices.
     let held = DeviceDirectory::open(Path::new("/"));
     assert_eq!(held.is_some(), directory(Path::new("/")).is_dir());
     if let Some(held) = held {

@@ -1,8 +1,7 @@
 use super::*;
 
-/// A tree of files in which mkdir and rmdir behave as the kernel's documentation says. A new
-/// group gets files and takes a monitor. The file `limbo` holds the number of monitors in
-/// limbo.
+/// A tree of files in which mkdir and rmdir behave as the kernel's documentation says. A new group
+/// gets files and takes a monitor. The file `limbo` holds the number of monitors in limbo.
 pub(crate) fn tree(root: &Path, rmids: usize) -> Resctrl {
     let top = root.join("sys/fs/resctrl");
     fs::create_dir_all(top.join("mon_groups")).unwrap();
@@ -19,7 +18,7 @@ pub(crate) fn tree(root: &Path, rmids: usize) -> Resctrl {
     }
 }
 
-/// Refuses CPUs listed in the file `refused`, as the kernel refuses CPUs of another control
+/// Refuses the CPUs listed in the file `refused`, as the kernel refuses those of another control
 /// group.
 fn bind(path: &Path, cpus: &str) -> Result<(), FileError> {
     let top = path.ancestors().nth(3).unwrap();
@@ -157,7 +156,7 @@ fn domains_are_read_one_by_one() {
     fs::write(data.join("mon_L3_01/llc_occupancy"), "Unavailable\n").unwrap();
     fs::write(data.join("mon_L3_01/mbm_total_bytes"), "Error\n").unwrap();
     fs::remove_file(data.join("mon_L3_01/mbm_local_bytes")).unwrap();
-    // Parts of a cache, and a different resource.
+    // Parts of a cache, and another resource.
     for other in [
         "mon_L3_00/mon_sub_L3_00",
         "mon_sub_L3_01",

@@ -1,6 +1,6 @@
 //! The programs that the kernel runs for each packet, compiled from `program.c`.
 //!
-//! The instructions are for little-endian machines. The kernel of a big-endian machine refuses the
+//! The instructions are for little-endian machines. A big-endian machine's kernel refuses the
 //! programs.
 
 use super::super::bpf::Direction;
@@ -9,13 +9,13 @@ const INGRESS: &[u8] = include_bytes!("ingress.bin");
 const EGRESS: &[u8] = include_bytes!("egress.bin");
 
 // The placeholders of `program.c`, as operands of 32 bits: the maps, and the levels of the two
-// cgroups in a key. The levels are `TREE_DEPTH + 1` and `TREE_DEPTH + 2`, as added by the compiler.
+// cgroups in a key, which are `TREE_DEPTH + 1` and `TREE_DEPTH + 2`, as added by the compiler.
 const COUNTS: u64 = 0x706d_0001;
 const TIMERS: u64 = 0x706d_0002;
 const OUTER_LEVEL: u64 = 0x706d_0011;
 const INNER_LEVEL: u64 = 0x706d_0012;
 
-/// The code of the instruction that loads 64 bits. A second word has no code, and holds the upper
+/// The code of the instruction that loads 64 bits. Its second word has no code, and holds the upper
 /// half of the operand.
 const WIDE_LOAD: u64 = 0x18;
 const SECOND_WORD: u64 = 0;
@@ -23,11 +23,11 @@ const SECOND_WORD: u64 = 0;
 /// The mark of a wide load whose operand is the descriptor of a map (`BPF_PSEUDO_MAP_FD`).
 const MAP_DESCRIPTOR: u64 = 1 << 12;
 
-/// The instructions of a program for a tree, which is `depth` levels below the root cgroup. `maps`
+/// The instructions of a program for a tree that is `depth` levels below the root cgroup. `maps`
 /// holds the descriptors of the counts and of the timers.
 pub(super) fn program(maps: [i32; 2], depth: usize, direction: Direction) -> Vec<u64> {
     let [counts, timers] = maps;
-    // The depth of a cgroup is always far below the limit of `i32`.
+    // A cgroup's depth is always far below the limit of `i32`.
     let level = |below: usize| i32::try_from(depth + below).unwrap_or(i32::MAX);
     let value = |placeholder: u64| match placeholder {
         COUNTS => Some(counts),

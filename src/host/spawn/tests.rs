@@ -121,8 +121,8 @@ fn stops_gently_then_hard() {
             .signal(),
         Some(15)
     );
-    // The process has been waited for. A further signal must not reach a new process with the same
-    // id.
+    // The process has been waited for, so a further signal must not reach a new process with the
+    // same id.
     gentle.kill(Signal::SIGKILL).unwrap();
 
     let mut stubborn = launcher

@@ -17,8 +17,8 @@ fn sandbox(cgroup_parent: &str) -> PodSandbox {
     }
 }
 
-/// A container as the kubelet configures containers: request and limit in thousandths of a CPU, memory in bytes; 0
-/// for unset.
+/// A container as the kubelet configures it: request and limit in thousandths of a CPU, memory in
+/// bytes; 0 for unset.
 fn container(name: &str, request: u64, limit: u64, memory: i64) -> Container {
     let shares = (request * 1024 / 1000).clamp(2, 262_144);
     let quota = if limit == 0 {
@@ -139,8 +139,8 @@ fn every_request_and_limit_of_the_kubelet_comes_back() {
         assert_eq!(cpus(&got.containers[0]), (Some(millis), Some(millis)));
         assert_eq!(qos(&got), Qos::Guaranteed);
     }
-    // The largest weight means 256 CPUs or more, so the quota decides. The weight of one thousandth gives no
-    // request.
+    // The largest weight means 256 CPUs or more, so the quota decides. The weight of one thousandth
+    // gives no request.
     for millis in [256_000, 512_000] {
         let got = pod(&sandbox(GUARANTEED), [&container("c", millis, millis, 1)]);
         assert_eq!(cpus(&got.containers[0]), (Some(millis), Some(millis)));
@@ -214,7 +214,7 @@ fn a_debug_container_does_not_change_a_guaranteed_pod() {
     );
     assert_eq!(got.containers.len(), 1);
     assert_eq!(qos(&got), Qos::Guaranteed);
-    // In all other classes, a container without resources is an ordinary container.
+    // In all other classes, a container without resources is an ordinary one.
     assert_eq!(
         pod(&sandbox(BURSTABLE), [&app, &container("plain", 0, 0, 0)])
             .containers

@@ -46,7 +46,8 @@ impl Setting {
             | Step::Remove { .. }
             | Step::Record { .. }
             | Step::Narrowed { earlier: None, .. } => None,
-            // The note of a set stands for the set: without it, nothing would know what to restore.
+            // The note of a set stands for the set, because without it, nothing would know what to
+            // restore.
             Step::Narrowed {
                 earlier: Some(_), ..
             }
@@ -130,8 +131,8 @@ impl Exclusions {
         self.unrestored.extend(unrestored);
     }
 
-    /// The step, with the earlier settings that earlier steps failed to restore kept in its record. A record that should
-    /// go shrinks to these settings, so the next plan can restore them.
+    /// The step, whose record keeps the earlier settings that earlier steps failed to restore. A
+    /// record that should go shrinks to these settings, so that the next plan can restore them.
     pub(super) fn keep_unrestored(&self, step: Step, cgroups: &Cgroups) -> Step {
         let Step::Record { path, record } = step else {
             return step;
@@ -159,8 +160,9 @@ impl Exclusions {
         }
     }
 
-    /// The step, with the exclusive CPUs of cgroups below that a step failed to shrink or to end kept in the set. The kernel
-    /// silently ends a partition whose CPUs leave a cgroup above it, and Linux 6.12 may then lose the CPUs.
+    /// The step, whose set keeps the exclusive CPUs of cgroups below that a step failed to shrink
+    /// or to end. The kernel silently ends a partition whose CPUs leave a cgroup above it, and
+    /// Linux 6.12 may then lose the CPUs.
     pub(super) fn keep_unended(&self, step: Step, cgroups: &Cgroups) -> Step {
         let Step::Exclusive {
             path,
@@ -183,7 +185,7 @@ impl Exclusions {
         }
     }
 
-    /// Whether the cgroup or a cgroup below has a partition that a step failed to end.
+    /// Whether the cgroup or one below it has a partition that a step failed to end.
     fn holds_partition(&self, path: &str) -> bool {
         let mut unrestored = self.unrestored.iter();
         unrestored.any(|unrestored| {
@@ -191,8 +193,8 @@ impl Exclusions {
         })
     }
 
-    /// Remembers the CPUs of a container that a step could not narrow to `wanted`. A container without a set of its own
-    /// follows its pod, whose set may grow in a later step.
+    /// Remembers the CPUs of a container that a step could not narrow to `wanted`. A container
+    /// without a set of its own follows its pod, whose set may grow in a later step.
     fn note_wide_container(&mut self, path: &str, wanted: &CpuSet, cgroups: &Cgroups) {
         match cgroups.cpuset(path) {
             Err(error) if error.is_gone() => {}

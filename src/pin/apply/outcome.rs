@@ -14,17 +14,17 @@ pub struct AppliedStep {
 pub enum StepOutcome {
     /// The kernel confirms the step.
     Done,
-    /// The write succeeded, but different CPUs are in force.
+    /// The write succeeded, but other CPUs are in force.
     NotInForce {
         /// The CPUs in force.
         effective: CpuSet,
     },
-    /// The write succeeded, but the kernel reports a different value.
+    /// The write succeeded, but the kernel reports another value.
     Differs {
         /// The value that the kernel reports.
         says: String,
     },
-    /// The cgroup disappeared meanwhile: nothing is left to do.
+    /// The cgroup disappeared meanwhile, so nothing is left to do.
     Gone,
     /// The step failed, or the kernel's values could not be read back.
     Failed(CgroupError),
@@ -40,16 +40,17 @@ pub enum StepOutcome {
         /// The cgroups in the way.
         others: Vec<String>,
     },
-    /// Not tried: the cgroup, or a cgroup above, could not get the CPUs.
+    /// Not tried, because the cgroup, or a cgroup above, could not get the CPUs.
     AncestorRefused {
         /// The cgroup that could not get the CPUs.
         path: String,
     },
-    /// Not tried: the cgroup's record could not be written.
+    /// Not tried, because the cgroup's record could not be written.
     Unrecorded,
-    /// Not tried: the record is still needed, because the cgroup, or a cgroup below, still holds exclusive CPUs.
+    /// Not tried, because the record is still needed: the cgroup, or a cgroup below, still holds
+    /// exclusive CPUs.
     Unrestored,
-    /// Not tried: a container failed to give up some of the CPUs.
+    /// Not tried, because a container failed to give up some of the CPUs.
     Blocked { cpus: CpuSet },
 }
 

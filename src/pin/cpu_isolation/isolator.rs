@@ -25,11 +25,11 @@ pub struct IsolationReport {
     pub managed: Vec<ManagedIrq>,
     /// Knobs with a read or write error.
     pub failed: Vec<KnobFailure>,
-    /// The CPUs of unbound work queues, if read, and whether the call changed the CPUs.
+    /// The CPUs of unbound work queues, if read, and whether the call changed them.
     #[serde(skip)]
     pub workqueues: Option<(CpuSet, bool)>,
-    /// The CPUs to put on irqbalance's list of banned CPUs; `None` unless irqbalance runs. The
-    /// program moves interrupts by its own rules, and may move interrupts back to exclusive CPUs.
+    /// The CPUs to put on irqbalance's list of banned CPUs; `None` unless irqbalance runs. That
+    /// program moves interrupts by its own rules, and may move them back to exclusive CPUs.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub irqbalance: Option<CpuSet>,
 }
@@ -92,9 +92,9 @@ impl CpuIsolator {
     /// Moves the kernel's own work off exclusive CPUs, or back.
     ///
     /// The record lies on the cgroup at `path`, which must be the same at each call. If no CPU must
-    /// be avoided any more, the call restores every knob that Pinfold moved, and removes the record. A
-    /// value that a foreign program wrote later stays. Another call with the same input changes
-    /// nothing. Without a record and without CPUs to avoid, the call reads no knob.
+    /// be avoided any more, the call restores every knob that Pinfold moved, and removes the
+    /// record, while a value that a foreign program wrote later stays. Another call with the same
+    /// input changes nothing, and one without a record and without CPUs to avoid reads no knob.
     pub fn isolate(
         &mut self,
         input: &IsolationInput<'_>,
@@ -150,8 +150,9 @@ impl CpuIsolator {
         };
         // Every write is recorded first: a crash would otherwise lose the earlier value.
         let ahead = keep(&plan.ahead, text.as_deref())?;
-        // A look reads a file of each process. An irqbalance that starts later moves interrupts and so causes writes, and an
-        // irqbalance that ran at the last look may have ended.
+        // A look reads a file of each process, so it is taken only when it matters: an irqbalance
+        // that starts later moves interrupts and so causes writes, and one that ran at the last
+        // look may have ended.
         let reads_processes = !plan.writes.is_empty() || self.irqbalance != Some(false);
         if reads_processes && input.options.irqs && !input.exclusive.is_empty() {
             self.irqbalance = Some(self.knobs.irqbalance_runs());
@@ -233,8 +234,8 @@ impl CpuIsolator {
     }
 }
 
-/// The kernel's error without the file: files with the same error then share a sentence. `None` for
-/// systemd's slices.
+/// The kernel's error without the file, so that files with the same error share a sentence. `None`
+/// for systemd's slices.
 fn kernel_error<'a>(knob: &Knob, error: &'a CgroupError) -> Option<&'a io::Error> {
     match (knob, error) {
         (Knob::Slice(_), _) => None,

@@ -17,21 +17,22 @@ const MOST: usize = 1 << 18;
 pub struct KnobHistory {
     /// The base: the CPUs before Pinfold's first write, or a later value of another program.
     pub before: CpuSet,
-    /// The values that Pinfold wrote, or was about to write. Any further value in the knob comes from another
-    /// program. Empty for an interrupt that has by itself the CPUs which Pinfold gives to new interrupts.
+    /// The values that Pinfold wrote, or was about to write. Any other value in the knob comes from
+    /// another program. Empty for an interrupt that has by itself the CPUs which Pinfold gives to
+    /// new interrupts.
     pub written: BTreeSet<CpuSet>,
 }
 
 /// The history of each knob that Pinfold turned.
 ///
-/// The record's text is JSON. Knobs with the same history share a group, and numbers are written as ranges. A machine
-/// with thousands of interrupts and queues thus needs a few KiB; an extended attribute holds 64 KiB.
+/// The record's text is JSON. Knobs with the same history share a group, and numbers are written as
+/// ranges, so a machine with thousands of interrupts and queues needs a few KiB; an extended
+/// attribute holds 64 KiB.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct KnobRecord {
     entries: BTreeMap<Knob, KnobHistory>,
 }
 
-/// An error in a record's text.
 #[derive(Debug, thiserror::Error)]
 pub enum KnobRecordError {
     /// The text is no record, or a later version of Pinfold wrote the record.
@@ -180,8 +181,8 @@ fn group(entry: &KnobHistory, knobs: &[&Knob]) -> KnobGroup {
     group
 }
 
-/// The numbers of knobs with `sets` sets of CPUs each. `left` is the number of sets that the rest of the record may
-/// have.
+/// The numbers of knobs with `sets` sets of CPUs each. `left` is how many sets the rest of the
+/// record may have.
 fn numbers(text: &str, sets: usize, left: &mut usize) -> Result<Vec<u32>, KnobRecordError> {
     let wrong = || KnobRecordError::Numbers {
         text: text.to_owned(),

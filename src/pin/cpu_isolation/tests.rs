@@ -325,7 +325,7 @@ enum IsolationEvent {
 fn happening() -> impl Strategy<Value = IsolationEvent> {
     let crash = prop_oneof![3 => Just(usize::MAX), 2 => 0_usize..12];
     prop_oneof![
-        // CPU 0 is reserved. Real machines always have a reserved CPU, too.
+        // CPU 0 is reserved, because real machines always have a reserved CPU, too.
         4 => (cpus(), any::<[bool; 5]>(), crash)
             .prop_map(|(cpus, on, crash)| IsolationEvent::Turn(cpus.difference(&set("0")), on, crash)),
         1 => (0_usize..9, cpus()).prop_map(|(knob, cpus)| IsolationEvent::Other(knob, cpus)),

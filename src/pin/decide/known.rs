@@ -1,8 +1,9 @@
 //! How far the description of a pod can be trusted, and what follows for the CPUs that the pod has.
 //!
-//! The API server and the manifests describe a pod with all its containers. The container runtime knows only the containers that
-//! exist, and neither their kinds nor the resources of the pod as a whole. So its description alone may add CPUs, but it takes
-//! none away. [`Description`] says what does.
+//! The API server and the manifests describe a pod with all its containers. The container runtime
+//! knows only the containers that exist, and neither their kinds nor the resources of the pod as a
+//! whole. So its description alone may add CPUs, but it takes none away. [`Description`] says which
+//! descriptions do.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -17,13 +18,14 @@ pub enum Description {
     /// The API server or a manifest describes the pod. The description alone decides who has CPUs.
     #[default]
     Complete,
-    /// The pod may still come with the first complete list, of the API server or else of the folder. Until then, all its
-    /// recorded CPUs stay.
+    /// The pod may still come with the first complete list, of the API server or else of the
+    /// folder. Until then, all its recorded CPUs stay.
     Awaited,
-    /// Nothing but the container runtime describes pods. The CPUs of a container stay until the runtime removes it, or until
-    /// the pod's cgroup ends.
+    /// Nothing but the container runtime describes pods. The CPUs of a container stay until the
+    /// runtime removes it, or until the pod's cgroup ends.
     RuntimeOnly,
-    /// The lists are complete, and the pod is in none of them. Only containers that exist keep their CPUs.
+    /// The lists are complete, and the pod is in none of them. Only containers that exist keep
+    /// their CPUs.
     Missing,
 }
 
@@ -90,9 +92,10 @@ impl KnownPod<'_> {
         own.is_some_and(|own| inheriting.any(|(_, cpus)| !cpus.is_disjoint(own)))
     }
 
-    /// The containers that run on recorded CPUs of their pod without having any of their own, as init containers do, and these
-    /// CPUs. Some of the CPUs belong to containers that do not exist. The others may belong to a sidecar that is just being
-    /// created, and so does not have them to itself yet.
+    /// The containers that run on recorded CPUs of their pod without having any of their own, as
+    /// init containers do, and these CPUs. Some of the CPUs belong to containers that do not exist.
+    /// The others may belong to a sidecar that is just being created, and so does not have them to
+    /// itself yet.
     pub(super) fn inheriting(
         &self,
         recorded: &PodAssignment,
@@ -141,8 +144,9 @@ impl KnownPod<'_> {
         }
     }
 
-    /// How many of its CPUs a container keeps: all, unless the container runtime tells of a resize. The runtime knows the
-    /// container's own limit, and a limit below its CPUs takes the difference; a part of a CPU can't be exclusive.
+    /// How many of its CPUs a container keeps: all, unless the container runtime tells of a resize.
+    /// The runtime knows the container's own limit, and a limit below its CPUs takes the
+    /// difference; a part of a CPU can't be exclusive.
     fn kept_cpus(&self, container: &Container, own: &CpuSet) -> u32 {
         let all = u32::try_from(own.len()).unwrap_or(u32::MAX);
         let limit = container.resources.cpu_limit.filter(|limit| *limit > 0);

@@ -10,14 +10,15 @@ use crate::pod::MemoryPolicy;
 /// NUMA nodes by the pod's key and the container's name.
 pub(super) type NumaNodes = BTreeMap<String, BTreeMap<String, CpuSet>>;
 
-/// Chooses the NUMA nodes of owners' CPUs for owners' memory, if these NUMA nodes have room for the memory limits.
+/// Chooses the NUMA nodes of owners' CPUs for their memory, if these have room for the memory
+/// limits.
 ///
-/// NUMA nodes without memory are left out: cgroup v1 refuses them, so a container runtime couldn't create the container.
-/// NUMA nodes without CPUs stay allowed, because they are near no CPU in particular, and a program may want to bind its
-/// data to them. They do not count as room.
+/// NUMA nodes without memory are left out: cgroup v1 refuses them, so a container runtime couldn't
+/// create the container. NUMA nodes without CPUs stay allowed, because they are near no CPU in
+/// particular, and a program may want to bind its data to them. They do not count as room.
 ///
-/// Bound containers come first, so that a new container takes no room from a bound container. Without at least two NUMA
-/// nodes of known memory, nothing is bound. A container without a memory limit is not bound either.
+/// Bound containers come first, so that a new one takes no room from them. Without at least two
+/// NUMA nodes of known memory, nothing is bound, and neither is a container without a memory limit.
 pub(super) fn follow(
     requests: &[PodRequest<'_>],
     assignments: &BTreeMap<String, PodAssignment>,
@@ -64,8 +65,8 @@ pub(super) fn follow(
     nodes
 }
 
-/// Takes bytes from several NUMA nodes, in equal parts as far as each has room. Takes nothing if the total room is
-/// too small.
+/// Takes bytes from several NUMA nodes, in equal parts as far as each has room. Takes nothing if
+/// there is too little room altogether.
 fn take(room: &mut BTreeMap<u32, u64>, numa: &CpuSet, bytes: u64) -> bool {
     let mut free: Vec<(u32, u64)> = numa
         .iter()
@@ -77,7 +78,7 @@ fn take(room: &mut BTreeMap<u32, u64>, numa: &CpuSet, bytes: u64) -> bool {
     if total < bytes {
         return false;
     }
-    // The NUMA node with the least room gives first. The rest comes from NUMA nodes with more room.
+    // The NUMA node with the least room gives first, and the rest comes from those with more.
     free.sort_unstable_by_key(|&(_, free)| free);
     let mut left = bytes;
     let mut sharers = free.len() as u64;

@@ -17,24 +17,21 @@ use crate::pod::{
 #[derive(Debug, Clone, Copy)]
 pub struct DecisionContext<'a> {
     pub topology: &'a Topology,
-    /// The machine's placer.
     pub placer: &'a Placer,
     /// The NUMA nodes with memory that pods may use.
     pub memory_nodes: &'a CpuSet,
     /// CPUs excluded from assignments.
     pub reserved: &'a CpuSet,
-    /// The rules for entitlements.
     pub policy: &'a Policy,
     /// The default preferences, for pods without preferences.
     pub preferences: &'a CpuPreferences,
     /// NUMA nodes of the pods' devices.
     pub devices: &'a BTreeMap<ObjectName, CpuSet>,
     /// Whether the container runtime or the API has had time to report the existing containers.
-    /// Before then, a pod without a known container keeps its CPUs.
+    /// Until then, a pod without a known container keeps its CPUs.
     pub ids_settled: bool,
-    /// The reason to assign no further CPUs now. Existing assignments stay.
+    /// Why no further CPUs are assigned now. Existing assignments stay.
     pub suspended: Option<&'a str>,
-    /// How assignments are enforced.
     pub enforcement: Enforcement,
 }
 
@@ -44,11 +41,11 @@ pub struct DecisionInput<'a> {
     pub context: DecisionContext<'a>,
     /// The pods of the node. Earlier pods are served first.
     pub pods: &'a [Arc<RecognizedPod>],
-    /// The uids of pods with a container, now or soon: only these pods own CPUs. With `None`, as in
-    /// a dry run, every pod may own CPUs.
+    /// The uids of pods with a container, now or soon, because only these own CPUs. With `None`, as
+    /// in a dry run, every pod may own CPUs.
     pub here: Option<&'a HashSet<&'a str>>,
-    /// How far the descriptions can be trusted, and which containers exist. Without it, as in a dry run, each description
-    /// counts as complete, and a pod without a description keeps its CPUs.
+    /// How far the descriptions can be trusted, and which containers exist. Without it, as in a dry
+    /// run, each description counts as complete, and a pod without a description keeps its CPUs.
     pub known: Option<&'a KnownPods<'a>>,
     /// How many running containers may be moved now to make room.
     pub moves: usize,
@@ -64,15 +61,10 @@ impl<'a> DecisionInput<'a> {
 
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct ContainerMove {
-    /// The pod's namespace.
     pub namespace: String,
-    /// The pod's name.
     pub pod: String,
-    /// The container's name.
     pub container: String,
-    /// The CPUs before the move.
     pub from: CpuSet,
-    /// The CPUs after the move.
     pub to: CpuSet,
 }
 
@@ -87,7 +79,7 @@ pub(super) struct ShortfallNote {
 pub(super) struct PodRequest<'a> {
     pub index: usize,
     pub pod: &'a RecognizedPod,
-    /// The uid, as in the ledger. A pod without a uid has no known cgroup and gets a made-up key.
+    /// The uid, as in the ledger. A pod without one has no known cgroup and gets a made-up key.
     pub key: String,
     /// The source of the description, and what else is known of the pod.
     pub description: Description,
@@ -152,7 +144,7 @@ impl<'a> PodRequest<'a> {
         }
     }
 
-    /// The containers entitled to exclusive CPUs, with the number of CPUs.
+    /// The containers entitled to exclusive CPUs, each with the number of CPUs.
     pub(super) fn owed(&self) -> impl Iterator<Item = (&'a Container, usize)> {
         let cpus = self
             .entitlements
@@ -165,7 +157,7 @@ impl<'a> PodRequest<'a> {
             .filter(|(_, cpus)| *cpus > 0)
     }
 
-    /// The number of exclusive CPUs that the container with this name is entitled to.
+    /// How many exclusive CPUs the container with this name is entitled to.
     pub(super) fn wanted(&self, name: &str) -> Option<usize> {
         self.owed()
             .find(|(container, _)| container.name == name)

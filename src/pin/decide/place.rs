@@ -17,14 +17,14 @@ pub(super) struct PlacementPass<'a> {
     requests: &'a [PodRequest<'a>],
     /// CPUs excluded from new assignments now.
     ///
-    /// CPUs given up by a pod stay excluded until the release is done. Otherwise a crash before the
-    /// release could leave two owners.
+    /// CPUs that a pod gives up stay excluded until the release is done. Otherwise a crash before
+    /// it could leave two owners.
     excluded: CpuSet,
-    /// The online CPUs that pods may use. The other online CPUs are withheld.
+    /// The online CPUs that pods may use. The others are withheld.
     available: CpuSet,
     pub assignments: BTreeMap<String, PodAssignment>,
-    /// The recorded CPUs of containers that do not exist, by pod and container. They are the first choice of the pod's other
-    /// containers.
+    /// The recorded CPUs of containers that do not exist, by pod and container. The pod's other
+    /// containers get them first.
     spare: BTreeMap<String, BTreeMap<String, SpareCpus>>,
     /// Why containers get fewer CPUs than their entitlements, by pod index and container name.
     pub notes: BTreeMap<(usize, String), ShortfallNote>,
@@ -62,8 +62,8 @@ impl<'a> PlacementPass<'a> {
         }
     }
 
-    /// The CPUs free for assignment. One CPU stays shared if no reserved CPU is, or if the kernel balances load on none of
-    /// the shared reserved CPUs.
+    /// The CPUs free for assignment. One CPU stays shared if no reserved CPU is, or if the kernel
+    /// balances load on none of the shared reserved CPUs.
     fn free(&self) -> CpuSet {
         let owned = union(self.assignments.values().map(PodAssignment::cpus));
         let mut free = self.available.difference(&owned.union(&self.excluded));
@@ -115,7 +115,8 @@ impl<'a> PlacementPass<'a> {
         union(cores).difference(&own).intersection(from)
     }
 
-    /// Keeps the CPUs of pods that no source describes and the runtime does not know, as far as their containers exist.
+    /// Keeps the CPUs of pods that no source describes and the runtime does not know, as far as
+    /// their containers exist.
     pub(super) fn keep_undescribed(&mut self) {
         let Some(known_pods) = self.inputs.known else {
             return;
@@ -142,8 +143,8 @@ impl<'a> PlacementPass<'a> {
     pub(super) fn keep(&mut self, pod: &PodRequest<'_>) {
         let recorded = self.assignments.remove(&pod.key).unwrap_or_default();
         let is_complete = pod.description == Description::Complete;
-        // A pod without a container owns no CPUs. Earlier versions gave CPUs to the sandbox: such
-        // CPUs become free now.
+        // A pod without a container owns no CPUs. Earlier versions gave CPUs to the sandbox, and
+        // these become free now.
         let ids_known = self.inputs.context.ids_settled || pod.pod.ids == ContainerIds::Runtime;
         if is_complete && ids_known && self.absent(pod).is_some() {
             return;
@@ -183,18 +184,19 @@ impl<'a> PlacementPass<'a> {
         if !spare.is_empty() {
             self.spare.insert(pod.key.clone(), spare);
         }
-        // Only owners are kept, of which there are at most as many as CPUs: `free` goes through all of them for each pod.
+        // Only owners are kept, because `free` goes through all of them for each pod, and there are
+        // at most as many as CPUs.
         if !mine.is_empty() {
             self.assignments.insert(pod.key.clone(), mine);
         }
     }
 
-    /// The CPUs that stay of a container's, if it is entitled to `wanted`.
+    /// The CPUs that a container keeps if it is entitled to `wanted`.
     fn shrunk(&self, pod: &PodRequest<'_>, cpus: &CpuSet, wanted: usize) -> CpuSet {
         if wanted >= cpus.len() {
             return cpus.clone();
         }
-        // CPUs outside the CPUs on offer go first.
+        // CPUs that are not on offer go first.
         let offered = Some(cpus.intersection(&self.available));
         let cpus = offered
             .filter(|offered| offered.len() >= wanted)
@@ -202,13 +204,15 @@ impl<'a> PlacementPass<'a> {
         self.part(pod, &cpus, wanted)
     }
 
-    /// So many CPUs of a set that the pod has already.
+    /// This many CPUs of a set that the pod has already.
     fn part(&self, pod: &PodRequest<'_>, cpus: &CpuSet, wanted: usize) -> CpuSet {
         let placer = self.inputs.context.placer;
-        // The remaining CPUs may not fill whole cores. Without a placement in whole cores, any of the CPUs may stay.
+        // The remaining CPUs may not fill whole cores. If they can't be placed in whole cores, any
+        // of them may stay.
         let request = pod.preferences.request(wanted, &self.near(pod));
         let rest = placer.place_as(cpus, &request).ok();
-        // The pod already owns the CPUs. Too many NUMA nodes are no reason to drop the pod's remaining preferences.
+        // The pod already owns the CPUs, so too many NUMA nodes are no reason to drop its other
+        // preferences.
         let anywhere = Request {
             fewest_numa: false,
             ..request
@@ -218,7 +222,8 @@ impl<'a> PlacementPass<'a> {
         rest.map_or_else(|| cpus.clone(), |rest| rest.cpus)
     }
 
-    /// Gives a pod's containers the CPUs missing from their entitlements: first the CPUs that the pod has already.
+    /// Gives a pod's containers the CPUs missing from their entitlements, beginning with those that
+    /// the pod has already.
     pub(super) fn gain(&mut self, pod: &PodRequest<'_>) {
         if let Some(mut spare) = self.spare.remove(&pod.key) {
             self.take_spare(pod, &mut spare);
@@ -232,8 +237,8 @@ impl<'a> PlacementPass<'a> {
 
     /// Gives the CPUs of containers that do not exist to those that lack CPUs.
     ///
-    /// While a complete list is awaited, only a container that does not run so far gets any: each recorded assignment of the
-    /// pod may still be needed.
+    /// While a complete list is awaited, only a container that does not run so far gets any,
+    /// because each recorded assignment of the pod may still be needed.
     fn take_spare(&mut self, pod: &PodRequest<'_>, spare: &mut BTreeMap<String, SpareCpus>) {
         let is_awaited = pod.description == Description::Awaited;
         let runs = |name: &str| {
@@ -272,8 +277,8 @@ impl<'a> PlacementPass<'a> {
             }
             return;
         }
-        // The containers are placed together first and then divided: containers of the same pod
-        // then share a core.
+        // The containers are placed together first and then divided, so that containers of the same
+        // pod share a core.
         let total = missing.iter().map(|(_, cpus)| cpus).sum();
         let request = pod.preferences.request(total, &self.near(pod));
         let mut together = self.place(&request).map(|placement| placement.cpus).ok();
@@ -295,8 +300,8 @@ impl<'a> PlacementPass<'a> {
 
     /// The containers with fewer CPUs than their entitlements, and the number of missing CPUs.
     ///
-    /// A container that does not exist so far gets the CPUs of a late init container when that ends. Until then, only the
-    /// others are missing.
+    /// A container that does not exist so far gets the CPUs of a late init container when that
+    /// ends. Until then, only the others lack CPUs.
     fn missing<'p>(&mut self, pod: &PodRequest<'p>) -> Vec<(&'p str, usize)> {
         let late = pod.late_init_containers();
         let mut promised: usize = late.map(|init| self.own(pod, &init.name).len()).sum();
@@ -363,7 +368,8 @@ impl<'a> PlacementPass<'a> {
         if !self.mixes_kinds(&together.cpus, &request) {
             return Ok(together);
         }
-        // The pod's containers need several kinds of cores together, but each container may still fit one kind.
+        // The pod's containers need several kinds of cores together, but each may still fit one
+        // kind.
         let apart = self.place(&request).ok();
         let apart = apart.filter(|placement| !self.mixes_kinds(&placement.cpus, &request));
         Ok(apart.unwrap_or(together))
@@ -407,10 +413,10 @@ impl<'a> PlacementPass<'a> {
         self.inputs.context.placer.place_as(&self.free(), request)
     }
 
-    /// Places more CPUs for a container with CPUs. The new CPUs share a last-level cache with the
-    /// present CPUs if possible, else a NUMA node. Otherwise the new CPUs can be anywhere. One kind of
-    /// core comes before nearness, if the pod wants it. If the
-    /// pod wants the fewest NUMA nodes, all CPUs of the container count.
+    /// Places more CPUs for a container with CPUs. The new ones share a last-level cache with the
+    /// present ones if possible, else a NUMA node, and otherwise they can be anywhere. One kind of
+    /// core comes before nearness, if the pod wants it. If the pod wants the fewest NUMA nodes, all
+    /// CPUs of the container count.
     fn place_beside(&self, own: &CpuSet, request: &Request) -> Result<Placement, PlacementRefusal> {
         let topology = self.inputs.context.topology;
         let free = self.free();
@@ -432,8 +438,8 @@ impl<'a> PlacementPass<'a> {
         Ok(nearest.unwrap_or(anywhere))
     }
 
-    /// Moves running containers with permission to move, if the moves keep a request from being
-    /// split. Returns whether any container moves.
+    /// Moves running containers that may be moved, if that keeps a request from being split.
+    /// Returns whether any container moves.
     fn make_room(&mut self, request: &Request) -> bool {
         let left = self.inputs.moves.saturating_sub(self.moves.len()).min(2);
         if left == 0 {
@@ -450,7 +456,7 @@ impl<'a> PlacementPass<'a> {
                 let own = assignment.of_container(name);
                 let idle = pod.map(|pod| self.idle(pod, &own, &assignment.idle));
                 let movable = pod
-                    // Nobody could use the CPUs that a move away from withheld CPUs frees.
+                    // Moving away from withheld CPUs frees nothing that anybody could use.
                     .filter(|pod| pod.preferences.movable && cpus.is_disjoint(&self.withheld()))
                     .map(|pod| pod.preferences.request(cpus.len(), &self.near(pod)));
                 owners.push(Owner {

@@ -72,7 +72,6 @@ fn only_owners_have_an_assignment_while_pods_are_placed() {
     assert_eq!((placing.assignments.len(), placing.notes.len()), (7, 33));
 }
 
-/// A node with the default policy and preferences.
 struct TestNode {
     topology: Topology,
     placer: Placer,
@@ -183,7 +182,8 @@ fn the_reserved_core_is_kept_and_the_rest_is_dealt() {
 
 #[test]
 fn a_running_container_stays_even_on_bad_cpus() {
-    // No placement would spread the CPUs like this, and CPU 0 is even reserved. Moving the container would be worse.
+    // No placement would spread the CPUs like this, and CPU 0 is even reserved. But moving the
+    // container would be worse.
     let decisions = decided(
         &[app("b", 2), app("a", 3)],
         &ledger(&[("a", "main", "0,5,9")]),
@@ -379,8 +379,8 @@ fn growth_counts_with_what_is_there() {
         )),
         ["6-7"]
     );
-    // The container was split before it had the preference. It gives CPUs back as without the preference, and gets no
-    // more CPUs.
+    // The container was split before it had the preference. It gives CPUs back as without the
+    // preference, and gets no more.
     assert_eq!(
         cpus(&fewest(
             &[("main", ContainerKind::App, 3000)],
@@ -432,7 +432,8 @@ fn each_container_of_a_pod_has_the_fewest_numa_nodes_of_its_own() {
         fewest(&[("one", kind, one * 1000), ("two", kind, two * 1000)], &[])
     };
     assert_eq!(cpus(&pair(6, 4)), ["2-7", "12-15"]);
-    // Together the containers fit one NUMA node, and no node has enough: each container is placed alone.
+    // Together the containers fit one NUMA node, and no node has enough, so each container is
+    // placed alone.
     assert_eq!(cpus(&pair(4, 4)), ["12-15", "2-5"]);
     let one_stays = pair(5, 5);
     assert_eq!(cpus(&one_stays), ["2-6", "shared"]);
@@ -448,8 +449,8 @@ fn each_container_of_a_pod_has_the_fewest_numa_nodes_of_its_own() {
 mod known;
 mod reserve;
 
-/// A pod's author decides how long the texts of the pod are. Decisions about all pods of the node use what the texts say, so the
-/// texts are read when the pod becomes known, and only to a limit.
+/// A pod's author decides how long the texts of the pod are. Decisions about all pods of the node
+/// use what the texts say, so they are read when the pod becomes known, and only to a limit.
 #[test]
 fn long_texts_of_one_pod_delay_no_decision() {
     let started = std::time::Instant::now();

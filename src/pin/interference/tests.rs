@@ -215,7 +215,7 @@ proptest! {
         let mut machine = machine;
         let long = readings.iter().map(|(pause, one, two)| pause + one + two).sum::<u64>() + MS;
         for cpu in &mut machine.cpus {
-            // Idle time fills the rest, to give each CPU a state at every moment.
+            // Idle time fills the rest, so that each CPU has a state at every moment.
             let done: u64 = cpu.iter().map(|(_, length)| length).sum();
             cpu.push((CpuUser::Idle, long.saturating_sub(done) + 1));
         }
@@ -279,8 +279,8 @@ fn time_between_two_sets_is_left_out() {
         )
     };
     note("1", 0, 0, 0);
-    // CPU 1 is busy for a second without the owner. Afterwards the owner holds CPU 2, which is
-    // absent from the scans.
+    // CPU 1 is busy for a second without the owner. Afterwards the owner holds CPU 2, which the
+    // scans lack.
     let said = note("1", 1000, 0, 0);
     assert!(
         (said.seconds - 1.0).abs() <= said.error_seconds + 1e-9,
@@ -347,8 +347,8 @@ fn every_source_of_error_counts_at_its_worst() {
         )
     };
     note(0, 0, 0);
-    // Two idle times of just under 10 ms are invisible, and the owner's last tick is too. All of
-    // the difference can be rounding, without any interference.
+    // Two idle times of just under 10 ms are invisible, and so is the owner's last tick. All of the
+    // difference can be rounding, without any interference.
     let said = note(130, 0, 100);
     assert!(said.seconds <= said.error_seconds, "{said:?}");
     // One more millisecond exceeds all rounding errors.

@@ -1,13 +1,13 @@
 //! Plans for enforcement `cpuset`, which writes only `cpuset.cpus`.
 //!
-//! The kernel does not keep other tasks off an owner's CPUs. Pinfold therefore writes
-//! `cpuset.cpus` of every container: the owner gets its exclusive CPUs, and every other container
-//! gets the CPUs without an owner, the shared CPUs. A container can only run on CPUs of its pod's
-//! cgroup, so the pod's cgroup gets the CPUs of all its containers.
+//! The kernel does not keep other tasks off an owner's CPUs, so Pinfold writes `cpuset.cpus` of
+//! every container: the owner gets its exclusive CPUs, and every other container gets the CPUs
+//! without an owner, the shared CPUs. A container can only run on CPUs of its pod's cgroup, so that
+//! one gets the CPUs of all its containers.
 //!
 //! [`CpusetPhase`] documents the order of the steps. Records come before writes, and other
-//! containers leave a CPU before its owner gets the CPU. After every single step, no two containers
-//! own the same CPU, and every container has a CPU.
+//! containers leave a CPU before its owner gets it. After every single step, no two containers own
+//! the same CPU, and every container has a CPU.
 
 use std::collections::BTreeMap;
 
@@ -29,20 +29,22 @@ use crate::pin::{
 enum CpusetPhase {
     /// Cgroups above the pods get back the CPUs that were offline, from the top down.
     ReturnAbove,
-    /// Records of pods that gain CPUs, changed records of owners, and first records of other containers. After a crash
-    /// of the agent, the next start carries the assignment out.
+    /// Records of pods that gain CPUs, changed records of owners, and first records of other
+    /// containers. If the agent crashes after this, its next start carries the assignment out.
     RecordGains,
-    /// Pods get the union of all CPUs of their containers during the plan and after the plan.
+    /// Pods get the union of all CPUs that their containers have during the plan and after it.
     WidenPods,
-    /// Containers give up CPUs. An owner keeps its remaining CPUs. A non-owner, or an owner without
-    /// a remaining CPU, gets the CPUs shared both before and after the plan. Without any
-    /// always-shared CPU, the container gets its target at once.
+    /// Containers give up CPUs. An owner keeps those that it still has afterwards. A non-owner, or
+    /// an owner without such a CPU, gets the CPUs shared both before and after the plan. If there
+    /// are none, the container gets its target at once.
     Narrow,
-    /// Pods get their earlier quotas back, before their containers: cgroup v1 refuses a quota below the quota of a child,
-    /// and the container of a pod that was resized meanwhile may still have the larger, earlier quota to restore.
+    /// Pods get their earlier quotas back, before their containers: cgroup v1 refuses a quota below
+    /// the quota of a child, and the container of a pod that was resized meanwhile may still have
+    /// the larger, earlier quota to restore.
     RestorePodQuotas,
     /// Former owners get their earlier quotas and NUMA nodes back. Pods without an assignment get
-    /// their earlier CPUs back: by now, their containers have sets without the CPUs of owners.
+    /// their earlier CPUs back, because by now their containers have sets without the CPUs of
+    /// owners.
     RestoreReleased,
     /// Records of pods and former owners that lost CPUs. Obsolete records are removed here if the plan ends no partition.
     RecordLosses,
@@ -51,16 +53,16 @@ enum CpusetPhase {
     /// Shared containers get the newly freed CPUs.
     WidenShared,
     /// Partitions of an earlier enforcement become members. By now, every other container is off
-    /// the partitions' CPUs.
+    /// their CPUs.
     EndPartitions,
-    /// Obsolete records are removed here if the plan ends partitions. A pod without a record keeps its exclusive CPUs, so the
-    /// record must last until the partitions have ended.
+    /// Obsolete records are removed here if the plan ends partitions. A pod without a record keeps
+    /// its exclusive CPUs, so the record must last until the partitions have ended.
     RemoveRecords,
     /// Pods give up the CPUs that no container in the pod holds.
     NarrowPods,
-    /// The plan lifts owners' quotas and binds owners' memory to NUMA nodes.
+    /// Owners lose their quotas, and their memory is bound to NUMA nodes.
     LiftLimits,
-    /// The plan removes cgroups made for idle CPUs by an earlier enforcement.
+    /// Cgroups go that an earlier enforcement made for idle CPUs.
     RemoveIdleCgroups,
 }
 
@@ -153,8 +155,7 @@ impl<'a> CpusetPlanner<'a> {
         }
     }
 
-    /// Plans the containers of a pod. Returns the CPUs the pod's cgroup must hold for the
-    /// containers.
+    /// Plans the containers of a pod. Returns the CPUs that the pod's cgroup must hold for them.
     fn plan_containers(&mut self, pod: &ObservedPod, plan: &PodPlan) -> HeldCpus {
         let own = &pod.cgroup.cpuset.cpus;
         let mut held = HeldCpus {
@@ -171,8 +172,7 @@ impl<'a> CpusetPlanner<'a> {
             held.after = held.after.union(&cpus.after);
             held.during = held.during.union(&cpus.during);
             if own.is_empty() {
-                // On v2, a pod's first written set must hold every set already written below the
-                // pod's cgroup.
+                // On v2, a pod's first written set must hold every set already written below it.
                 held.during = held.during.union(written);
             }
         }
@@ -181,8 +181,8 @@ impl<'a> CpusetPlanner<'a> {
 
     /// Gives a pod without an assignment its earlier CPUs back, plus the CPUs of its containers.
     ///
-    /// A container without a written set inherits the pod's set. The pod therefore first gets only
-    /// the CPUs of the narrowed containers.
+    /// A container without a written set inherits the pod's set, so the pod first gets only the
+    /// CPUs of the narrowed containers.
     fn release_pod(&mut self, pod: &ObservedPod, held: &HeldCpus) {
         let Some(record) = &pod.record else {
             let returned = self.returned(&pod.cgroup.cpuset, &self.writable);
@@ -227,8 +227,8 @@ impl<'a> CpusetPlanner<'a> {
         self.add(phase, [remove_record(path)]);
     }
 
-    /// The set that a cgroup without a record can have again within `limit`, if CPUs were taken from the cgroup and the set
-    /// would change.
+    /// The set that a cgroup without a record can have again within `limit`, if CPUs were taken
+    /// from it and the set would change.
     fn returned(&self, cpuset: &Cpuset, limit: &CpuSet) -> Option<CpuSet> {
         let earlier = cpuset.narrowed_from.as_ref()?.intersection(limit);
         (earlier != cpuset.cpus && !earlier.is_empty()).then_some(earlier)
@@ -248,8 +248,8 @@ impl<'a> CpusetPlanner<'a> {
         self.add(phase, [write_record(&pod.cgroup.path, next)]);
     }
 
-    /// Widens a pod's cgroup to the CPUs held during the plan, then narrows the cgroup to the CPUs
-    /// held after the plan.
+    /// Widens a pod's cgroup to the CPUs held during the plan, then narrows it to those held after
+    /// the plan.
     fn resize_pod(&mut self, pod: &ObservedPod, held: HeldCpus) {
         let (path, own) = (&pod.cgroup.path, &pod.cgroup.cpuset.cpus);
         let during = held.during.union(&held.after);
@@ -269,8 +269,7 @@ impl<'a> CpusetPlanner<'a> {
         }
     }
 
-    /// Lifts a pod's quota if all containers in the pod own CPUs. Restores the earlier quota
-    /// otherwise.
+    /// Lifts a pod's quota if all its containers own CPUs, and restores the earlier one otherwise.
     fn limit_pod(&mut self, pod: &ObservedPod, plan: &PodPlan) {
         let (path, quota) = (&pod.cgroup.path, pod.cgroup.quota);
         if plan.all_own_cpus {
@@ -283,7 +282,7 @@ impl<'a> CpusetPlanner<'a> {
         }
     }
 
-    /// Plans a container's cgroup. Returns the CPUs the pod's cgroup must hold for the container.
+    /// Plans a container's cgroup. Returns the CPUs that the pod's cgroup must hold for it.
     fn plan_container(
         &mut self,
         container: &ObservedContainer,
@@ -325,8 +324,9 @@ impl<'a> CpusetPlanner<'a> {
         }
     }
 
-    /// Gives a shared container that Pinfold has not written to the CPUs back that were taken from it, if no owner has one of
-    /// them. Returns the container's set afterwards. With an owner, the container gets a record and the shared CPUs.
+    /// Gives a shared container that Pinfold has not written to the CPUs back that were taken from
+    /// it, if no owner has one of them. Returns the container's set afterwards. If one has an
+    /// owner, the container gets a record and the shared CPUs.
     fn return_container(&mut self, target: &CpusetTarget<'_>) -> Option<CpuSet> {
         let (container, cpuset) = (target.container, &target.container.cgroup.cpuset);
         let earlier = cpuset.narrowed_from.as_ref()?;
@@ -359,12 +359,13 @@ impl<'a> CpusetPlanner<'a> {
             .filter(|own| !own.is_empty());
         let is_owner = own.is_some();
         let is_init = container.is_init(plan);
-        // An init container uses those CPUs of its pod that no existing container owns. If none is left or can be in force,
-        // it uses the shared CPUs.
+        // An init container uses those CPUs of its pod that no existing container owns. If none is
+        // left or can be in force, it uses the shared CPUs.
         let taken = pod.cpus_of_others(name, &plan.assignment);
         let usable = plan.assignment.usable().intersection(available);
         let mut pod_cpus = usable.difference(&taken);
-        // A container that nobody has named may be an owner of some of the CPUs that it has, so it takes no others.
+        // A container that nobody has named may be an owner of some of the CPUs that it has, so it
+        // takes no others.
         if container.name.is_none() {
             pod_cpus = pod_cpus.intersection(&container.cgroup.cpuset.effective);
         }
@@ -382,8 +383,8 @@ impl<'a> CpusetPlanner<'a> {
         }
     }
 
-    /// The effective CPUs of the container, plus all CPUs made effective by the plan without a
-    /// write to the container.
+    /// The effective CPUs of the container, and all CPUs that the plan makes effective for it
+    /// without a write.
     fn reachable(&self, target: &CpusetTarget<'_>, pod: &ObservedPod) -> CpuSet {
         let cpuset = &target.container.cgroup.cpuset;
         let is_released = target.plan.assignment.is_empty() && pod.record.is_some();
@@ -396,7 +397,7 @@ impl<'a> CpusetPlanner<'a> {
         if !may_gain {
             return cpuset.effective.clone();
         }
-        // The plan ends partitions or widens the pod. Afterwards only a written set keeps the
+        // The plan ends partitions or widens the pod, and afterwards only a written set keeps the
         // container off owned CPUs.
         let written = if cpuset.cpus.is_empty() {
             &self.available
@@ -406,7 +407,7 @@ impl<'a> CpusetPlanner<'a> {
         cpuset.effective.union(written)
     }
 
-    /// Whether the pod has a set, and the plan adds CPUs of the pod's owners to the set.
+    /// Whether the pod has a set, and the plan adds CPUs of the pod's owners to it.
     fn widens(&self, pod: &ObservedPod, plan: &PodPlan) -> bool {
         let written = &pod.cgroup.cpuset.cpus;
         let assigned = plan.assignment.cpus().intersection(&self.available);
@@ -417,8 +418,7 @@ impl<'a> CpusetPlanner<'a> {
     fn record_container(&mut self, target: &CpusetTarget<'_>, is_settled: bool) {
         let record = target.container.record.as_ref();
         let next = target.next_record(self.desired);
-        // A container with its target set needs no record unless Pinfold has narrowed the
-        // container.
+        // A container with its target set needs no record unless Pinfold has narrowed it.
         let is_needed = target.is_owner || record.is_some() || !is_settled;
         if record == Some(&next) || !is_needed {
             return;
@@ -431,8 +431,8 @@ impl<'a> CpusetPlanner<'a> {
         self.add(phase, [write_record(&target.container.cgroup.path, next)]);
     }
 
-    /// Narrows a container that loses CPUs, then writes the container's target. Returns the
-    /// intermediate CPUs, if any.
+    /// Narrows a container that loses CPUs, then writes its target. Returns the intermediate CPUs,
+    /// if any.
     fn move_container(&mut self, target: &CpusetTarget<'_>, reachable: &CpuSet) -> CpuSet {
         let path = &target.container.cgroup.path;
         let narrowed = self.narrowed(target, reachable);
@@ -456,8 +456,8 @@ impl<'a> CpusetPlanner<'a> {
         narrowed.unwrap_or_default()
     }
 
-    /// The container's CPUs between its old set and its target. Returns `None` if the container
-    /// needs no intermediate set.
+    /// The container's CPUs between its old set and its target; `None` if it needs no intermediate
+    /// set.
     fn narrowed(&self, target: &CpusetTarget<'_>, reachable: &CpuSet) -> Option<CpuSet> {
         let own = &target.container.cgroup.cpuset.cpus;
         if reachable.union(own).is_subset(&target.cpus) {
@@ -492,7 +492,7 @@ impl<'a> CpusetPlanner<'a> {
 // === impl CpusetTarget ===
 
 impl CpusetTarget<'_> {
-    /// Whether the container already has its target, without a further write.
+    /// Whether the container already has its target, without another write.
     fn is_settled(&self, reachable: &CpuSet) -> bool {
         let own = &self.container.cgroup.cpuset.cpus;
         if self.container.cgroup.has_narrowed_cgroups() {
@@ -502,12 +502,11 @@ impl CpusetTarget<'_> {
             && self.container.cgroup.cpuset.narrowed_from.is_none()
             && !self.container.has_given_cpus();
         if self.reason == Reason::Share && is_untouched {
-            // The container's set overlaps no exclusive CPU, and the container keeps its own
-            // setting.
+            // The container's set overlaps no exclusive CPU, so it keeps its own setting.
             reachable.is_subset(&self.cpus) && own.is_subset(&self.cpus)
         } else {
-            // On v2, a cgroup without a written set inherits the pod's set, hence the check of the
-            // effective CPUs.
+            // On v2, a cgroup without a written set inherits the pod's set, so its effective CPUs
+            // are checked.
             *own == self.cpus && reachable.is_subset(&self.cpus)
         }
     }
@@ -519,8 +518,8 @@ impl CpusetTarget<'_> {
         let assignment = self
             .is_owner
             .then(|| self.plan.assignment.of_container(name));
-        // A shared container may have had the shared CPUs as its own set before, so only the CPUs given by Pinfold count as
-        // unset.
+        // A shared container may have had the shared CPUs as its own set before, so only the CPUs
+        // given by Pinfold count as unset.
         let earlier = if self.reason == Reason::Own || container.has_given_cpus() {
             cpus_to_record(container, &self.cpus)
         } else {

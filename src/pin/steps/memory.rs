@@ -3,15 +3,16 @@
 use crate::cpu::CpuSet;
 use crate::pin::{AssignmentRecord, ObservedContainer, PodPlan, Step};
 
-/// Most bytes a single write may move between NUMA nodes. The move takes some milliseconds.
+/// The most bytes that a single write may move between NUMA nodes. This many take some
+/// milliseconds.
 const MOVABLE: u64 = 64 << 20;
 
-/// The NUMA nodes to write to a container's cgroup; `None` without a necessary or allowed write.
+/// The NUMA nodes to write to a container's cgroup; `None` if no write is necessary or allowed.
 ///
-/// On cgroup v2, the kernel moves pages at once when a cgroup loses a NUMA node. A container with
-/// much memory therefore keeps its NUMA nodes. Exceptions exist for containers already bound by
-/// Pinfold. Such a container may gain NUMA nodes, because no page moves. A pod can also allow moves
-/// of a bound container's memory.
+/// On cgroup v2, the kernel moves pages at once when a cgroup loses a NUMA node, so a container
+/// with much memory keeps its NUMA nodes. There are two exceptions for containers already bound by
+/// Pinfold: such a container may gain NUMA nodes, because then no page moves, and its pod can allow
+/// moves of its memory.
 fn wanted(container: &ObservedContainer, plan: &PodPlan) -> Option<CpuSet> {
     let memory = &container.cgroup.memory;
     let now = &memory.numa;
@@ -37,7 +38,7 @@ pub(super) fn record_earlier_memory(
 ) -> AssignmentRecord {
     if next.before.numa.is_some() {
         if plan.free_memory && give_back(container, all).is_none() {
-            // The earlier NUMA nodes are back. From now on, a foreign write to them stays.
+            // The earlier NUMA nodes are back, so from now on a foreign write to them stays.
             next.before.numa = None;
         }
         return next;
@@ -46,8 +47,8 @@ pub(super) fn record_earlier_memory(
     if wanted(container, plan).is_some() {
         next.before.numa = Some(now.clone());
     } else if container.record.is_none() && chosen(container, plan) == Some(now) && now != all {
-        // The container runtime wrote the NUMA nodes at Pinfold's request: no earlier setting
-        // exists.
+        // The container runtime wrote the NUMA nodes at Pinfold's request, so there is no earlier
+        // setting.
         next.before.numa = Some(CpuSet::new());
     }
     next
@@ -69,8 +70,8 @@ pub(super) fn bind(container: &ObservedContainer, plan: &PodPlan, all: &CpuSet) 
 /// set.
 pub(super) fn give_back(container: &ObservedContainer, all: &CpuSet) -> Option<Step> {
     let earlier = container.record.as_ref()?.before.numa.as_ref()?;
-    // The kernel refuses an empty set for a cgroup with processes, and on v1 a set with NUMA nodes that the cgroups
-    // above no longer allow. All NUMA nodes have the same effect as an empty set.
+    // The kernel refuses an empty set for a cgroup with processes, and on v1 a set with NUMA nodes
+    // that the cgroups above no longer allow. All NUMA nodes have the same effect as an empty set.
     let allowed = earlier.intersection(all);
     let numa = if allowed.is_empty() {
         all.clone()

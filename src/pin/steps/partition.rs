@@ -2,19 +2,19 @@
 //! CPUs.
 //!
 //! An owner's cgroup becomes a *remote* partition: a partition below cgroups that are members. The
-//! kernel allows a remote partition only if `cpuset.cpus.exclusive` holds the owner's CPUs in every
-//! cgroup from the top of the hierarchy down to the owner. The plan writes these files from the top
-//! down, and then `root` or `isolated` to the owner's `cpuset.cpus.partition`. The kernel then
+//! kernel allows one only if `cpuset.cpus.exclusive` holds the owner's CPUs in every cgroup from
+//! the top of the hierarchy down to the owner. So the plan writes these files from the top down,
+//! and then `root` or `isolated` to the owner's `cpuset.cpus.partition`, whereupon the kernel
 //! removes the CPUs from all cgroups outside the partition. The plan writes to no other cgroup,
 //! except to containers of the same pod whose `cpuset.cpus` overlaps the partition.
 //!
-//! CPUs are taken back in the opposite order: the owner becomes `member`, and then each cgroup above
-//! gives up the CPUs, from the lowest up. Linux 6.12 can lose CPUs until the next boot if a cgroup
-//! above a partition gives up the CPUs first.
+//! CPUs are taken back in the opposite order: the owner becomes `member`, and then each cgroup
+//! above gives up the CPUs, from the lowest up. If a cgroup above a partition gives up the CPUs
+//! first, Linux 6.12 can lose them until the next boot.
 //!
-//! [`plan`] calls a method for each phase. The order of the methods is the order of the steps. Each
-//! method continues from the state after the earlier phases. The kernel refuses a second owner of a
-//! CPU. A wrong order therefore leads to a refusal, never to an overlap.
+//! [`plan`] calls a method for each phase, so the order of the methods is the order of the steps,
+//! and each method continues from the state after the earlier phases. Because the kernel refuses a
+//! second owner of a CPU, a wrong order leads to a refusal, never to an overlap.
 
 mod state;
 
@@ -51,7 +51,7 @@ pub(super) fn plan(observed: &Observed, desired: &Desired) -> Vec<Step> {
 /// How far the cgroups above partitions give up CPUs.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum AncestorTrim {
-    /// A cgroup keeps any present CPU needed again by a later phase.
+    /// A cgroup keeps those of its CPUs that a later phase needs again.
     KeepWanted,
     /// A cgroup ends with exactly the needed CPUs.
     ToTarget,
@@ -61,7 +61,7 @@ enum AncestorTrim {
 
 impl<'a> PartitionState<'a> {
     /// Cgroups above partitions regain CPUs removed by a foreign program. Otherwise Linux 6.12 can
-    /// lose the CPUs of a partition, even of an invalid partition about to become a member.
+    /// lose the CPUs of a partition, even of an invalid one about to become a member.
     fn restore_ancestors(&mut self) {
         let pods = self.pod_targets().into_iter().map(|(path, _)| path);
         for path in self.ancestors().chain(pods) {
@@ -70,8 +70,8 @@ impl<'a> PartitionState<'a> {
         }
     }
 
-    /// Invalid partitions become members before any cgroup gives up CPUs. Linux 6.12 can lose the
-    /// CPUs of a partition left invalid.
+    /// Invalid partitions become members before any cgroup gives up CPUs, because Linux 6.12 can
+    /// lose the CPUs of a partition left invalid.
     fn end_invalid_partitions(&mut self) {
         for leaf in &self.leaves {
             let cgroup = &leaf.container.cgroup;
@@ -82,7 +82,7 @@ impl<'a> PartitionState<'a> {
     }
 
     /// Isolated partitions become `root`, with load balancing, if the pod does not ask for
-    /// isolation. New CPUs that the work queues have yet to leave also rule out isolation.
+    /// isolation, or if the work queues have yet to leave CPUs that the partition gains.
     fn restore_load_balancing(&mut self) {
         for (path, kind, target) in self.leaf_targets() {
             let gives_up = self.live.get(path) == Some(&PartitionKind::Isolated)
@@ -94,8 +94,8 @@ impl<'a> PartitionState<'a> {
     }
 
     /// Records of pods that gain CPUs, changed records of owners, and new records of other
-    /// containers that the plan writes to. After a crash of the agent, the next start carries the
-    /// assignment out.
+    /// containers that the plan writes to. If the agent crashes after this, its next start carries
+    /// the assignment out.
     fn record_owners(&mut self) {
         let pods = self.pods.iter().filter_map(|pod_target| {
             let next = pod_target.next_record()?;
@@ -111,8 +111,8 @@ impl<'a> PartitionState<'a> {
         self.steps.extend(steps);
     }
 
-    /// The record of an owner, or of a container with a write in the plan. `None` if the present
-    /// record stays.
+    /// The record of an owner, or of a container with a write in the plan; `None` if the present
+    /// one stays.
     fn next_leaf_record(&self, leaf: &Leaf<'_>) -> Option<AssignmentRecord> {
         let is_written =
             !leaf.target.is_empty() || leaf.is_former_owner() || self.separated(leaf).is_some();
@@ -132,8 +132,8 @@ impl<'a> PartitionState<'a> {
         Some(next)
     }
 
-    /// Pods with idle CPUs get a cgroup for the idle CPUs. Creation of the cgroup triggers the next
-    /// plan, which makes the cgroup a partition.
+    /// Pods with idle CPUs get a cgroup for them. Creating it triggers the next plan, which makes
+    /// it a partition.
     fn make_idle_cgroups(&mut self) {
         let with_idle = |pod: &&PodTarget<'_>| !pod.plan.assignment.idle.is_empty();
         for pod_target in self.pods.iter().filter(with_idle) {
@@ -145,15 +145,15 @@ impl<'a> PartitionState<'a> {
         }
     }
 
-    /// The set a container needs to stay off the partitions of its pod. `None` if the container
-    /// overlaps no partition.
+    /// The set a container needs to stay off the partitions of its pod; `None` if it overlaps none
+    /// of them.
     fn separated(&self, leaf: &Leaf<'_>) -> Option<CpuSet> {
         let own = &leaf.container.cgroup.cpuset.cpus;
         let others = self.pods.get(leaf.pod)?.target.difference(&leaf.target);
         if own.is_disjoint(&others) {
             return None;
         }
-        // The set excludes offline CPUs: the next plan would remove them again.
+        // Offline CPUs are left out, because the next plan would remove them again.
         let rest = own.difference(&others).intersection(&self.desired.online);
         let shared = self.desired.shared();
         Some(match (leaf.target.is_empty(), rest.is_empty()) {
@@ -163,9 +163,8 @@ impl<'a> PartitionState<'a> {
         })
     }
 
-    /// The present set of a container that overlaps a partition of its pod. The set dates from before
-    /// Pinfold's first write, or a foreign program wrote the set later. The release restores the
-    /// set.
+    /// The present set of a container that overlaps a partition of its pod. It dates from before
+    /// Pinfold's first write, or a foreign program wrote it later. The release restores it.
     fn newer_setting(&self, leaf: &Leaf<'_>) -> Option<CpuSet> {
         let written = &leaf.container.cgroup.cpuset.cpus;
         let is_newer = !leaf.owner && !leaf.container.has_given_cpus();
@@ -191,7 +190,7 @@ impl<'a> PartitionState<'a> {
                     self.live.remove(path);
                     self.steps.push(member(path));
                 } else if rest.is_disjoint(&self.desired.online) {
-                    // No online CPU of the partition stays: a later phase moves the partition.
+                    // No online CPU of the partition stays, so a later phase moves it.
                     continue;
                 }
             }
@@ -211,14 +210,14 @@ impl<'a> PartitionState<'a> {
         self.steps.extend(steps);
     }
 
-    /// The step that gives a pod its earlier CPUs back, if an earlier enforcement or a foreign program
-    /// has narrowed the pod. Offline CPUs in the pod's set are no reason for a write.
+    /// The step that gives a pod its earlier CPUs back, if an earlier enforcement or a foreign
+    /// program has narrowed it. Offline CPUs in the pod's set are no reason for a write.
     fn restored_pod_cpus(&self, pod_target: &PodTarget<'_>) -> Option<Step> {
         let cgroup = &pod_target.pod.cgroup;
         let record = pod_target.pod.record.as_ref()?;
         let mut restored = restored_cpus(record, &self.desired.online);
-        // The kernel refuses to clear a pod's exclusive CPUs while other pods hold all CPUs of the
-        // pod's set. Without the exclusive CPUs, the pod would have no CPU.
+        // While other pods hold all CPUs of the pod's set, the kernel refuses to clear its
+        // exclusive CPUs, because without them the pod would have no CPU.
         let is_released = pod_target.plan.assignment.is_empty();
         if is_released && restored.is_subset(&self.exclusive_of_others(&cgroup.path)) {
             restored = self.desired.online.clone();
@@ -236,8 +235,8 @@ impl<'a> PartitionState<'a> {
         cpus.fold(CpuSet::new(), |all, cpus| all.union(&cpus))
     }
 
-    /// Cgroups above partitions give up CPUs, from the lowest cgroup up. Every cgroup always keeps
-    /// the CPUs of the live partitions below.
+    /// Cgroups above partitions give up CPUs, from the lowest cgroup up. Each always keeps the CPUs
+    /// of the live partitions below it.
     fn trim_ancestors(&mut self, trim: AncestorTrim) {
         for (path, target) in self.pod_targets() {
             let wanted = target.union(&self.needed(path));
@@ -295,8 +294,7 @@ impl<'a> PartitionState<'a> {
         self.steps.append(&mut steps);
     }
 
-    /// A partition moves if its old and new CPUs are disjoint. Each move happens as soon as the
-    /// partition's new CPUs are free.
+    /// A partition moves if its old and new CPUs are disjoint, as soon as the new ones are free.
     fn move_partitions(&mut self) {
         let mut waiting: Vec<(&'a str, &'a str, CpuSet)> = Vec::new();
         for leaf in &self.leaves {
@@ -319,8 +317,8 @@ impl<'a> PartitionState<'a> {
                 others.all(|(_, held)| held.is_disjoint(target))
             };
             let Some(next) = waiting.iter().position(free) else {
-                // The partitions wait for each other in a ring. The first waiting partition ends
-                // now, and the next phase makes the partition again.
+                // The partitions wait for each other in a ring. The first waiting one ends now, and
+                // the next phase makes it again.
                 let (path, _, _) = waiting.swap_remove(0);
                 self.live.remove(path);
                 self.steps.push(member(path));
@@ -389,8 +387,8 @@ impl<'a> PartitionState<'a> {
 
     fn settle_owner(&self, leaf: &Leaf<'_>, last: &mut LastPhase) {
         let cgroup = &leaf.container.cgroup;
-        // Without CPUs in force, an owner runs on shared CPUs, and the owner's quota protects the
-        // remaining containers.
+        // Without CPUs in force, an owner runs on shared CPUs, and its quota protects the other
+        // containers.
         if !leaf.target.is_empty() {
             last.writes.extend(lift_quota(&cgroup.path, cgroup.quota));
         }
@@ -401,7 +399,7 @@ impl<'a> PartitionState<'a> {
         ));
     }
 
-    /// Restores the memory and the CPUs of a non-owner, except the CPUs of its pod's partitions. A
+    /// Restores the memory and the CPUs of a non-owner, except those of its pod's partitions. A
     /// former owner without a record had no set of its own.
     fn settle_other(&self, leaf: &Leaf<'_>, last: &mut LastPhase) {
         let cgroup = &leaf.container.cgroup;

@@ -17,8 +17,9 @@ pub(super) fn pod_record(pod: &ObservedPod, plan: &PodPlan) -> AssignmentRecord 
     next
 }
 
-/// The desired record of a container's cgroup. `assignment` is the owner's part of the pod's assignment; `None` for a
-/// container without CPUs. `own` are the CPUs to record as the container's earlier set.
+/// The desired record of a container's cgroup. `assignment` is the owner's part of the pod's
+/// assignment; `None` for a container without CPUs. `own` are the CPUs to record as the container's
+/// earlier set.
 pub(super) fn container_record(
     container: &ObservedContainer,
     plan: &PodPlan,
@@ -47,7 +48,7 @@ fn next_record(
         ..EarlierSettings::default()
     };
     let mut before = present.map_or_else(first, |record| record.before.clone());
-    // A limit in force is the value to restore: the original limit, or a newer limit written by the
+    // A limit in force is the value to restore: the original one, or a newer one written by the
     // kubelet.
     let lifted = before.quota.filter(|_| !assignment.is_empty());
     let limited = limited.filter(|quota| quota.quota.is_some());
@@ -63,9 +64,9 @@ fn next_record(
     next
 }
 
-/// The CPUs to record as the container's earlier set. A set equal to the target, or to the CPUs that
-/// the container was given at its creation, counts as unset: the container runtime wrote the set at
-/// Pinfold's request.
+/// The CPUs to record as the container's earlier set. A set equal to the target, or to the CPUs
+/// that the container was given at its creation, counts as unset, because the container runtime
+/// wrote it at Pinfold's request.
 pub(super) fn cpus_to_record(container: &ObservedContainer, target: &CpuSet) -> CpuSet {
     let own = container.cgroup.cpuset.earlier();
     if own == target || container.has_given_cpus() {
@@ -75,7 +76,7 @@ pub(super) fn cpus_to_record(container: &ObservedContainer, target: &CpuSet) -> 
     }
 }
 
-/// Lifts a quota with a limit. Returns `None` for a quota without a limit.
+/// Lifts a quota with a limit; `None` for a quota without one.
 pub(super) fn lift_quota(path: &str, now: Option<Quota>) -> Option<Step> {
     let quota = now.filter(|quota| quota.quota.is_some())?;
     Some(Step::Quota {
@@ -93,7 +94,7 @@ pub(super) fn give_back_quota(
     now: Option<Quota>,
     record: Option<&AssignmentRecord>,
 ) -> Option<Step> {
-    // A present limit comes from a later write of the kubelet, and the newer value stays.
+    // A present limit comes from a later write of the kubelet, and stays.
     let limited = now.is_some_and(|quota| quota.quota.is_some());
     let quota = record
         .and_then(|record| record.before.quota)

@@ -44,8 +44,8 @@ pub fn release(observed: &Observed, online: &CpuSet, all_memory: &CpuSet) -> Vec
         steps.extend(memory::give_back(container, all_memory));
         recorded.push(&cgroup.path);
     }
-    // The removal of records follows all writes: an interrupted release can start again while the
-    // records exist.
+    // The records are removed after all writes, because an interrupted release can start again
+    // while they exist.
     steps.extend(recorded.into_iter().map(|path| remove_record(path)));
     steps.extend(forget_offline(observed));
     let idle = observed.containers().filter(|container| container.idle);
@@ -61,7 +61,8 @@ fn return_cpus(path: &str, cpuset: &Cpuset, writable: &CpuSet) -> Option<Step> {
     (back != cpuset.cpus && !back.is_empty()).then(|| Step::cpus(path, back, Reason::Return))
 }
 
-/// Removes the notes of cgroups that lack CPUs because the CPUs are offline. Only a running agent could widen their sets.
+/// Removes the notes of cgroups that lack CPUs because these are offline. Only a running agent
+/// could widen their sets.
 fn forget_offline(observed: &Observed) -> Vec<Step> {
     let mut paths = Vec::new();
     let mut note = |path: &String, narrowed_from: &Option<CpuSet>| {
@@ -100,13 +101,13 @@ fn restore_cpus(
     writable: &CpuSet,
 ) -> Option<Step> {
     let back = restored_cpus(record, writable);
-    // A cgroup without a written set, now and before Pinfold's first write, needs no write.
+    // A cgroup without a written set, both now and before Pinfold's first write, needs no write.
     let untouched = now.is_empty() && record.before.cpus.is_empty();
     (*now != back && !untouched).then(|| Step::cpus(path, back, Reason::Release))
 }
 
-/// The writable part of a cgroup's CPUs from before Pinfold's first write. All writable CPUs if that
-/// part is empty.
+/// The writable part of a cgroup's CPUs from before Pinfold's first write, or all writable CPUs if
+/// that part is empty.
 ///
 /// On v2, the kernel refuses to clear the set of a cgroup with processes. All CPUs have the same
 /// effect as an empty set.
@@ -122,9 +123,9 @@ pub(super) fn restored_cpus(record: &AssignmentRecord, writable: &CpuSet) -> Cpu
 /// The steps to end all partitions made by Pinfold. From the containers up, each cgroup becomes
 /// `member` before its exclusive CPUs are cleared.
 ///
-/// In any different order, Linux 6.12 can lose CPUs until the next boot. Linux 6.12 can also lose
-/// CPUs if a foreign program has narrowed a cgroup above a live partition. For safety, the first
-/// steps restore the CPUs of the cgroups above.
+/// In any other order, Linux 6.12 can lose CPUs until the next boot. It can also lose CPUs if a
+/// foreign program has narrowed a cgroup above a live partition, so the first steps restore the
+/// CPUs of the cgroups above.
 pub(super) fn undo_partitions(observed: &Observed) -> Vec<Step> {
     let ancestors = &observed.surroundings.above;
     let pods_below = |path: &str| {
@@ -159,7 +160,7 @@ pub(super) fn undo_partitions(observed: &Observed) -> Vec<Step> {
     steps
 }
 
-/// The steps to end the partitions of a pod. The pod's cgroup then gives up the CPUs.
+/// The steps to end the partitions of a pod, whose cgroup then gives up the CPUs.
 fn end_partitions(pod: &ObservedPod) -> Vec<Step> {
     let mut steps = Vec::new();
     let containers = pod.containers.iter();
@@ -181,8 +182,8 @@ fn end_partitions(pod: &ObservedPod) -> Vec<Step> {
     steps
 }
 
-/// The exclusive CPUs that a pod's cgroup keeps: the CPUs of foreign partitions, and all CPUs of a
-/// pod without a record.
+/// The exclusive CPUs that a pod's cgroup keeps: those of foreign partitions, and all of a pod
+/// without a record.
 fn kept_cpus(pod: &ObservedPod) -> CpuSet {
     if pod.record.is_none() {
         return pod.cgroup.cpuset.exclusive.clone();

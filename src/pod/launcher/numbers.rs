@@ -30,7 +30,7 @@ pub(super) fn option_name(word: &str) -> Option<String> {
     (!name.is_empty()).then(|| name.replace('_', "-"))
 }
 
-/// A part of the command line as evidence. A pod's author decides its length.
+/// A part of the command line as evidence. It is cut, because a pod's author decides its length.
 pub(super) fn short(text: &str) -> String {
     match text.char_indices().nth(MAX_EVIDENCE) {
         Some((end, _)) => format!("{}…", text.get(..end).unwrap_or_default()),
@@ -38,7 +38,8 @@ pub(super) fn short(text: &str) -> String {
     }
 }
 
-/// What the options of `torchrun` say. Without the option, torchrun reads a variable, and starts one process.
+/// What the options of `torchrun` say. Without the option, torchrun reads a variable, and else
+/// starts one process.
 pub(super) fn torchrun(
     options: &Options<'_>,
     assigned: Option<&str>,
@@ -363,7 +364,8 @@ impl<'w> Options<'w> {
             .found
             .iter()
             .filter(|(name, _, _)| names.contains(&name.as_str()));
-        // An unknown option may have taken the program for its value, and then the last one is the program's.
+        // An unknown option may have taken the program for its value, and then the last one is the
+        // program's.
         if self.doubtful.is_some() && all.count() > 1 {
             return Some(Launch::Unclear { evidence });
         }

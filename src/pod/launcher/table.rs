@@ -15,7 +15,7 @@ pub(super) struct Launcher {
     pub(super) kind: Kind,
     /// Programs and Python modules.
     pub(super) names: &'static [&'static str],
-    /// The word that must follow the name, as in `accelerate launch`; empty without such a word.
+    /// The word that must follow the name, as in `accelerate launch`; empty if there is none.
     pub(super) subcommand: &'static str,
     /// Options without a value.
     pub(super) flags: &'static [&'static str],
@@ -293,7 +293,7 @@ pub(super) const LAUNCHERS: [&Launcher; 5] = [&TORCHRUN, &ACCELERATE, &DEEPSPEED
 /// A program that starts another program with the same environment and takes no further part.
 pub(super) struct Wrapper {
     pub(super) names: &'static [&'static str],
-    /// The word that must follow the name, as in `conda run`; empty without such a word.
+    /// The word that must follow the name, as in `conda run`; empty if there is none.
     pub(super) subcommand: &'static str,
     /// Options with a value, without dashes.
     pub(super) values: &'static [&'static str],

@@ -251,7 +251,8 @@ fn the_owners_values_win() {
     assert_eq!(found.expected_threads, None);
 }
 
-/// numexpr runs a single thread if it is told more than its maximum, by its own variable or by `OMP_NUM_THREADS`.
+/// numexpr runs a single thread if it is told more than its maximum, by its own variable or by
+/// `OMP_NUM_THREADS`.
 #[test]
 fn numexpr_is_never_told_more_than_it_takes() {
     let numexpr = |cpus: usize, profile: &str, own: &[(&str, Option<&str>)]| {

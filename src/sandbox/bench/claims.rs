@@ -1,5 +1,5 @@
-//! The claims of articles about pinning, the bench's result for each, and the reasons why this machine may not confirm a
-//! claim.
+//! The claims of articles about pinning, the bench's result for each, and why this machine may not
+//! confirm it.
 
 use serde::Serialize;
 
@@ -7,12 +7,10 @@ use super::model::{Comparison, Effect, MachineFacts, Metric, WaySummary};
 use super::plan::{BenchPlan, BenchProgram};
 use crate::text::counted;
 
-/// A claim and the bench's result.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Claim {
     pub claimed: &'static str,
-    /// The ways that the claim compares.
     pub comparison: Comparison,
     pub metric: Metric,
     /// The bench's result, in words.
@@ -52,8 +50,8 @@ pub(super) fn claims(
             Metric::StepsPerSecond,
             pinned,
         ),
-        // The claim is compared on shared CPUs. A pinned program may choose the right number without variables, and the
-        // bench would then give the program a wrong number.
+        // The claim is compared on shared CPUs, because a pinned program may choose the right
+        // number without variables, and the bench would then give it a wrong one.
         claim(
             "right thread counts: +5 % speed",
             Comparison::RightShared,

@@ -1,4 +1,4 @@
-//! Sentences about the comparison of a bench, and about the limits of the machine.
+//! Sentences about what a bench compares, and about the limits of the machine.
 
 use super::plan::{BenchPlan, BenchProgram};
 use crate::sandbox::job::SERVER_CPUS;

@@ -10,7 +10,7 @@ use crate::sandbox::sample::{Sample, SampledCounters};
 #[derive(Debug)]
 pub(super) struct Point {
     pub(super) sample: Sample,
-    /// The migrations of each thread of the job so far; `None` if the kernel does not count migrations.
+    /// The migrations of each thread of the job so far; `None` if the kernel does not count them.
     pub(super) migrations: Option<BTreeMap<i32, u64>>,
 }
 
@@ -40,7 +40,8 @@ impl Interval<'_> {
             .sum()
     }
 
-    /// The known figures. `step_millis` has the duration of each step, or is empty if no duration is known.
+    /// The known figures. `step_millis` has the duration of each step, or is empty if none is
+    /// known.
     pub(super) fn figures(
         &self,
         steps_per_second: f64,
@@ -84,8 +85,8 @@ impl Interval<'_> {
         Some(sum as f64 / self.seconds())
     }
 
-    /// The increase of the migrations per second. A terminated thread does not count; a thread with a smaller number than
-    /// before is a new thread with a reused id.
+    /// The increase of the migrations per second. A terminated thread does not count, and one with
+    /// a smaller number than before is a new thread with a reused id.
     fn migrations_per_second(&self) -> Option<f64> {
         let (before, after) = (
             self.begin.migrations.as_ref()?,
@@ -103,7 +104,7 @@ impl Interval<'_> {
     }
 }
 
-/// The quotient `value / base`; `None` if the quotient is no finite number.
+/// The quotient `value / base`; `None` if it is no finite number.
 fn ratio(value: f64, base: f64) -> Option<f64> {
     let ratio = value / base;
     ratio.is_finite().then_some(ratio)

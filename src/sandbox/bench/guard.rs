@@ -1,7 +1,7 @@
 //! [`CleanupGuard`]: a process that removes the remains of a bench that was killed.
 //!
-//! The process waits for the end of a pipe. Only the bench holds the other end, and the kernel closes the pipe with the
-//! bench.
+//! The process waits for the end of a pipe. Only the bench holds the other end, so the kernel
+//! closes the pipe when the bench ends, however that happens.
 
 use std::io::Read;
 use std::os::unix::process::CommandExt;
@@ -13,7 +13,7 @@ use anyhow::Context;
 use crate::host::cgroup::Cgroups;
 use crate::sandbox::node;
 
-/// The cleanup process. A drop starts the cleanup and waits for the end of the process.
+/// The cleanup process. A drop starts the cleanup and waits until the process ends.
 #[derive(Debug)]
 pub(super) struct CleanupGuard {
     child: Child,
@@ -49,7 +49,8 @@ impl CleanupGuard {
 impl Drop for CleanupGuard {
     fn drop(&mut self) {
         drop(self.child.stdin.take());
-        // The cleanup process prints nothing, because nobody could act on an error. The next bench removes the remains.
+        // The cleanup process prints nothing, because nobody could act on an error. The next bench
+        // removes what remains.
         let _ = self.child.wait();
     }
 }

@@ -28,30 +28,28 @@ pub struct BenchPod {
     pub manifest: String,
     /// The pod's role in the job.
     pub part: PodWork,
-    /// The arguments of the pod's program.
     pub args: Vec<String>,
-    /// The pod's variables in addition to the agent's variables.
+    /// The pod's variables in addition to the agent's.
     pub env: BTreeMap<String, String>,
     /// The pod's address; `None` in the network namespace of the bench.
     pub address: Option<Ipv4Addr>,
     /// Whether the pod gets exclusive CPUs.
     pub exclusive: bool,
-    /// Whether the pod runs the command. The program is then the shell, with the variables of the bench's environment.
+    /// Whether the pod runs the command. Its program is then the shell, with the variables of the
+    /// bench's environment.
     pub runs_command: bool,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum PodWork {
-    /// A parameter server of the built-in job.
     Ps,
-    /// A worker of the built-in job.
     Worker,
     Command,
     Neighbor,
 }
 
-/// The pods of a run, in starting order: servers and neighbors before workers. `number` makes the uids differ from the uids
-/// of earlier runs.
+/// The pods of a run, in starting order: servers and neighbors before workers. `number` keeps the
+/// uids apart from those of earlier runs.
 ///
 /// # Errors
 /// The manifest reader refuses a generated manifest, which would be a defect.
@@ -104,7 +102,8 @@ pub fn pods(plan: &BenchPlan, way: Way, number: usize) -> anyhow::Result<Vec<Ben
     Ok(pods)
 }
 
-/// The variables that the agent sets for a worker of a plan. The values are the same for exclusive CPUs and for a CPU limit.
+/// The variables that the agent sets for a worker of a plan, which are the same for exclusive CPUs
+/// and for a CPU limit.
 pub fn right_variables(plan: &BenchPlan) -> anyhow::Result<BTreeMap<String, String>> {
     let member = BenchMember {
         part: PodWork::Worker,
@@ -208,7 +207,8 @@ fn neighbor(plan: &BenchPlan, index: u32, uid: &str) -> anyhow::Result<BenchPod>
         pod.args = plan.neighbors.args(index);
         return Ok(pod);
     }
-    // The number continues the numbers of the workers, so that copies of a command do not use the same files.
+    // The number goes on from the workers' numbers, so that copies of a command do not use the same
+    // files.
     let number = plan.workers + index;
     if let Some(host) = plan.host_threads {
         let member = BenchMember {

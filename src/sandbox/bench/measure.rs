@@ -22,7 +22,8 @@ use crate::sandbox::interference::MeasuredInterference;
 use crate::sandbox::node::{LineListener, LocalNode, PodStart};
 use crate::sandbox::sample::Sample;
 
-/// The keys of the reasons for missing migrations and step times. The remaining keys are names of collectors.
+/// The keys of the reasons for missing migrations and step times. All other keys are names of
+/// collectors.
 pub(super) const MIGRATIONS: &str = "migrations";
 pub(super) const STEPS: &str = "steps";
 
@@ -41,7 +42,7 @@ const CHECK_INTERVAL: Duration = Duration::from_millis(50);
 /// The time between two checks of the pods while the bench measures the duration of a command.
 const END_CHECK_INTERVAL: Duration = Duration::from_millis(5);
 
-/// The fewest steps of all workers in a measurement. A run continues until the workers have made this number of steps.
+/// The fewest steps of all workers in a measurement. A run goes on until they have made this many.
 const FEWEST_STEPS: f64 = 10.0;
 
 /// The longest quoted end of a command's standard error, in bytes.
@@ -50,7 +51,6 @@ const LONGEST_MESSAGES: usize = 2000;
 /// The longest kept end of a command's standard error, in bytes.
 const KEPT: u64 = 8 << 20;
 
-/// The runner of a bench's pods.
 #[derive(Debug)]
 pub(super) struct Bench<'a> {
     pub(super) plan: &'a BenchPlan,
@@ -58,7 +58,7 @@ pub(super) struct Bench<'a> {
     pub(super) local: &'a mut LocalNode,
     /// The variables that a command inherits from the environment.
     pub(super) environment: &'a BTreeMap<String, String>,
-    /// The reasons for missing counters, by collector.
+    /// Why counters are missing, by collector.
     pub(super) unsupported: BTreeMap<String, String>,
     number: usize,
 }
@@ -166,8 +166,9 @@ impl<'a> Bench<'a> {
         }
     }
 
-    /// Starts a pod as a container runtime does: the agent answers a request, and the container gets the answer's CPUs and
-    /// variables. Returns the starting time of the process and the line listener.
+    /// Starts a pod as a container runtime does: the agent answers a request, and the container
+    /// gets the CPUs and variables of the answer. Returns the starting time of the process and the
+    /// line listener.
     async fn start(
         &mut self,
         pod: &BenchPod,
@@ -180,7 +181,7 @@ impl<'a> Bench<'a> {
             BTreeMap::new()
         };
         if pod.runs_command {
-            // Lines must arrive as soon as the program writes a line, not when a buffer is full.
+            // Lines must arrive as soon as the program writes them, not when a buffer is full.
             env.entry("PYTHONUNBUFFERED".to_owned())
                 .or_insert_with(|| "1".to_owned());
         }
@@ -232,7 +233,7 @@ impl<'a> Bench<'a> {
         ))
     }
 
-    /// The file of a command's standard error. The file disappears together with the manifests.
+    /// The file of a command's standard error, which disappears together with the manifests.
     fn stderr_file(&self, pod: &str) -> PathBuf {
         self.local.folder().join(format!("{pod}.err"))
     }
@@ -339,8 +340,8 @@ impl<'a> Bench<'a> {
         Ok(sample)
     }
 
-    /// Reads the agent's counters and each thread's migrations. A scrape samples only a part of the threads; the bench reads
-    /// every thread.
+    /// Reads the agent's counters and each thread's migrations. A scrape samples only a part of the
+    /// threads, so the bench reads them all itself.
     fn point(&mut self, pods: &[BenchPod]) -> anyhow::Result<Point> {
         let proc = Proc::new(Path::new("/"));
         let migrations = match proc.no_migrations() {
@@ -389,7 +390,8 @@ impl<'a> Bench<'a> {
         }
     }
 
-    /// The duration of each step, in milliseconds. Lines in bursts give no durations, and the report gets the reason.
+    /// The duration of each step, in milliseconds. Lines in bursts give no durations, and the
+    /// report then says why.
     fn step_millis(&mut self, stretches: &[StepSpan]) -> Vec<f64> {
         if stretches.iter().any(StepSpan::is_clumped) {
             self.unsupported.insert(
@@ -406,7 +408,7 @@ impl<'a> Bench<'a> {
             .collect()
     }
 
-    /// Measures the duration of the command for each copy, from the start of the copy.
+    /// Measures how long each copy of the command takes from its start.
     async fn time_copies(
         &mut self,
         round: usize,
@@ -445,7 +447,7 @@ impl<'a> Bench<'a> {
                 began.elapsed().as_secs_f64() * 1e3
             );
         };
-        // The cgroups of terminated copies still exist, with the counters.
+        // The cgroups of terminated copies still exist, with their counters.
         let after = self.sample()?;
         let seconds = began.elapsed().as_secs_f64();
         let millis: Vec<f64> = took.values().map(|seconds| seconds * 1e3).collect();
@@ -534,13 +536,14 @@ fn stretches(outputs: &[PodOutput], from: Duration, to: Duration) -> Option<Vec<
     outputs.iter().map(of).collect()
 }
 
-/// Empties a command's file of standard error above the limit. The file lies in memory, beside the runtime's own state.
+/// Empties a command's file of standard error above the limit, because it lies in memory, beside
+/// the runtime's own state.
 fn empty_if_long(stderr: &Path) {
     let Ok(file) = std::fs::OpenOptions::new().write(true).open(stderr) else {
         return;
     };
     if file.metadata().is_ok_and(|found| found.len() > KEPT) {
-        // The command appends to the file. If the file can't be truncated, the next sample tries again.
+        // The command appends to the file. If it can't be truncated, the next sample tries again.
         let _ = file.set_len(0);
     }
 }

@@ -1,13 +1,15 @@
 //! The bench: an experiment that measures the benefit of pinning and sizing on this machine.
 //!
-//! A training job, or any command, runs in four ways ([`Way`]): shared or pinned, with the host's threads or the right
-//! threads. The rounds repeat in a balanced order, beside neighbors that request the rest of the node. The real agent pins and
-//! sizes the pods. Shared pods run as in Kubernetes, with the CPU limit as a quota.
+//! A training job, or any command, runs in four ways ([`Way`]): shared or pinned, with the host's
+//! threads or the right threads. The rounds repeat in a balanced order, beside neighbors that
+//! request the rest of the node. The real agent pins and sizes the pods. Shared pods run as in
+//! Kubernetes, with the CPU limit as a quota.
 //!
-//! [`mod@plan`] decides the runs, [`job`] names the pods, `measure` runs the pods, [`steps`] reads steps from lines,
-//! `figures` computes the figures of a run, [`report`] compares the runs by [`crate::experiment::statistics`], [`claims`]
-//! compares the figures with published claims, `compared` says what is compared, and [`picture`] draws the figures. All
-//! modules but `measure` and `guard` only compute.
+//! [`mod@plan`] decides the runs, [`job`] names the pods, `measure` runs them, [`steps`] reads
+//! steps from lines, `figures` computes the figures of a run, [`report`] compares the runs by
+//! [`crate::experiment::statistics`], [`claims`] compares the figures with published claims,
+//! `compared` says what is compared, and [`picture`] draws the figures. All modules but `measure`
+//! and `guard` only compute.
 //!
 //! Invariant: a ratio compares runs of the same round, so that a slow minute of the machine affects both sides.
 
@@ -63,7 +65,6 @@ pub struct BenchProgress {
     /// The number of finished runs.
     pub done: usize,
     pub runs: usize,
-    /// The way of the current run.
     pub way: Way,
 }
 
@@ -84,7 +85,7 @@ pub fn plan(options: PlanOptions, reserved: Option<&CpuSet>) -> anyhow::Result<B
     Ok(plan)
 }
 
-/// Runs a bench and cleans up on every exit. The bench calls `show` before each run.
+/// Runs a bench and cleans up on every exit. `show` is called before each run.
 ///
 /// # Errors
 /// Another agent, a kubelet that pins, pods with exclusive CPUs, no cpuset controller, no rights; a failed process. `None`
@@ -97,7 +98,7 @@ pub async fn run(
     let BenchOptions {
         plan, cgroup_dir, ..
     } = options;
-    // The node as the usual agent sees the node, to find other programs that assign CPUs.
+    // The node as the usual agent sees it, to find other programs that assign CPUs.
     let usual_node = AgentNode::new(Config {
         cgroup_dir: cgroup_dir.clone(),
         ..Config::default()
@@ -111,7 +112,8 @@ pub async fn run(
         node.enforcement_reason.clone(),
     );
     let (environment, left_out) = environment(plan)?;
-    // The guard is declared first and dropped last: the cleanup starts after the local node has released the lock.
+    // The guard is declared first and so dropped last: the cleanup starts after the local node has
+    // released the lock.
     let _guard;
     let mut local = tokio::task::block_in_place(|| LocalNode::open(node.cgroups.clone()))?;
     _guard = match tokio::task::block_in_place(|| CleanupGuard::start(cgroup_dir)) {
@@ -220,8 +222,8 @@ fn refuse_other_assignments(usual_node: &AgentNode) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// The variables that a command inherits, and the names of the variables that are left out. The bench compares values of the
-/// variables that are left out.
+/// The variables that a command inherits, and the names of those that are left out because the
+/// bench compares their values.
 fn environment(plan: &BenchPlan) -> anyhow::Result<(BTreeMap<String, String>, Vec<String>)> {
     let compared = job::right_variables(plan)?;
     let text = |(name, value): (std::ffi::OsString, std::ffi::OsString)| {
@@ -275,7 +277,7 @@ fn notes(plan: &BenchPlan, runs: &[report::Run], left_out: &[String]) -> Vec<Str
     notes
 }
 
-/// The metrics that are missing in all runs of at least one way, with the reasons.
+/// The metrics that are missing in all runs of at least one way, each with the reason.
 fn not_counted(
     plan: &BenchPlan,
     runs: &[report::Run],

@@ -22,8 +22,8 @@ pub struct Run {
     pub steps: f64,
     /// The number of threads of the job.
     pub thread_count: Option<u64>,
-    /// The use of the exclusive CPUs by programs outside the pods; null on shared CPUs, and if the machine does not count the
-    /// use.
+    /// The use of the exclusive CPUs by programs outside the pods; null on shared CPUs, and if the
+    /// machine does not count it.
     pub interference: Option<MeasuredInterference>,
     pub figures: BTreeMap<Metric, f64>,
 }
@@ -70,7 +70,6 @@ pub enum Comparison {
 #[derive(Debug, Clone, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Effect {
-    /// The compared ways.
     pub comparison: Comparison,
     pub metric: Metric,
     /// The ratio over the rounds, with its interval; null if a round gives no ratio.
@@ -102,10 +101,10 @@ pub struct WaySummary {
 pub struct MachineFacts {
     pub enforcement: String,
     pub enforcement_reason: String,
-    /// The use of the exclusive CPUs by programs outside the pods, in all pinned runs together; null if the machine does not
-    /// count the use.
+    /// The use of the exclusive CPUs by programs outside the pods, in all pinned runs together;
+    /// null if the machine does not count it.
     pub interference: Option<MeasuredInterference>,
-    /// The missing metrics, with the reasons.
+    /// The missing metrics, each with the reason.
     pub not_counted: BTreeMap<Metric, String>,
     /// Remarks for the reader of the figures, each as a sentence.
     pub notes: Vec<String>,
@@ -125,7 +124,7 @@ impl Metric {
         Self::CacheMissesPerStep,
     ];
 
-    /// The name for people; `step` is the word for a step.
+    /// The name for people, in which a step is called `step`.
     pub fn name(self, step: &str) -> String {
         match self {
             Self::StepsPerSecond => format!("{step}s/s"),

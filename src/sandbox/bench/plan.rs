@@ -1,4 +1,5 @@
-//! [`BenchPlan`]: the tasks of a bench, the number of rounds and the order of the runs, chosen before the first run.
+//! [`BenchPlan`]: the tasks of a bench, the number of rounds and the order of the runs, chosen
+//! before the first run.
 
 use serde::Serialize;
 
@@ -11,7 +12,8 @@ use crate::text::counted;
 /// The most CPUs of a worker without the user's choice.
 const MOST_USUAL_CPUS: u32 = 4;
 
-/// The time of a run in addition to the measurement, in seconds: start and warm-up. Only the estimate uses this time.
+/// The time of a run in addition to the measurement, in seconds: start and warm-up. Only the
+/// estimate uses it.
 const RUN_OVERHEAD: f64 = 2.5;
 
 /// The CPUs of a task.
@@ -28,13 +30,14 @@ pub enum Cpus {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum ThreadChoice {
-    /// No variables, so that the framework counts the host's CPUs. Or the variables of a larger host.
+    /// No variables, so that the framework counts the host's CPUs, or the variables of a larger
+    /// host.
     Host,
     /// As many threads as CPUs, in the variables that the agent sets.
     Right,
 }
 
-/// A way to run a task: the combination of CPUs and a number of threads.
+/// A way to run a task: CPUs of one kind with a choice of threads.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 pub struct Way {
     /// Shared or pinned CPUs.
@@ -43,7 +46,7 @@ pub struct Way {
     pub threads: ThreadChoice,
 }
 
-/// The user's options. The plan chooses values for the missing options.
+/// The user's options. The plan chooses values for those that are missing.
 #[derive(Debug, Clone, Default)]
 pub struct PlanOptions {
     /// The number of runs of each way.
@@ -54,7 +57,6 @@ pub struct PlanOptions {
     pub limit: u64,
     /// The number of workers, or of copies of the command.
     pub workers: Option<u32>,
-    /// The CPUs of each worker.
     pub cpus: Option<u32>,
     /// The number of parameter servers.
     pub ps: Option<u32>,
@@ -74,7 +76,7 @@ pub struct PlanOptions {
     pub neighbor_request: Option<u64>,
     /// A command in place of the built-in job.
     pub command: Option<String>,
-    /// The pattern of a step in the command's output; without a pattern, the bench measures the duration.
+    /// The pattern of a step in the command's output. Without one, the bench measures the duration.
     pub pattern: Option<Pattern>,
 }
 
@@ -94,7 +96,8 @@ pub struct BenchPlan {
     pub ps: u32,
     /// The CPUs of each parameter server; 0: always in the shared pool, with a limit of one CPU.
     pub ps_cpus: u32,
-    /// The number of CPUs of the simulated larger host; null: programs get no variables and count this host's CPUs.
+    /// The number of CPUs of the simulated larger host; null: programs get no variables and count
+    /// this host's CPUs.
     pub host_threads: Option<u32>,
     /// The pods beside the job.
     pub neighbors: Neighbors,
@@ -121,7 +124,7 @@ pub enum BenchProgram {
     },
 }
 
-/// The reason why no plan is possible.
+/// Why no plan is possible.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum PlanError {
     #[error(
@@ -135,11 +138,11 @@ pub enum PlanError {
         counted(.wanted, "CPU")
     )]
     TooFew {
-        /// The number of wanted CPUs.
         wanted: u64,
-        /// The parts of the wanted number.
+        /// What the wanted CPUs add up from.
         sum: String,
-        /// The remedy for exclusive CPUs of servers, as a part of the sentence; empty without such servers.
+        /// The remedy for exclusive CPUs of servers, as a part of the sentence; empty if there are
+        /// none.
         server_remedy: &'static str,
         /// The CPUs available for exclusive use.
         free: usize,
@@ -191,8 +194,9 @@ impl Way {
     }
 }
 
-/// The order of the four ways by round. In any four rounds, each way runs once in each position and once right after each
-/// remaining way. Effects of the previous way, and changes of the machine, then affect all ways alike.
+/// The order of the four ways by round. In any four rounds, each way runs once in each position and
+/// once right after each other way, so that effects of the previous way, and changes of the
+/// machine, affect all ways alike.
 pub fn rounds(count: usize) -> Vec<[Way; 4]> {
     const ORDERS: [[usize; 4]; 4] = [[0, 1, 3, 2], [1, 2, 0, 3], [2, 3, 1, 0], [3, 0, 2, 1]];
     ORDERS
@@ -214,7 +218,8 @@ struct Sizes {
 // === impl Sizes ===
 
 impl Sizes {
-    /// The requested sizes. Missing sizes follow from the number of CPUs and the number of free CPUs.
+    /// The requested sizes. Missing ones follow from the number of CPUs and how many of them are
+    /// free.
     fn new(preferences: &PlanOptions, online: usize, free: u32) -> Self {
         if preferences.full_node {
             return Self::of_full_node(preferences, online, free);
@@ -306,7 +311,7 @@ impl Sizes {
 // === impl BenchPlan ===
 
 impl BenchPlan {
-    /// Chooses values for the missing options, and checks the machine's size.
+    /// Chooses values for the missing options, and checks whether the machine is large enough.
     ///
     /// # Errors
     /// The machine has too few CPUs.
@@ -380,7 +385,7 @@ impl BenchPlan {
         1000 * job + self.neighbors.requested()
     }
 
-    /// The number of CPUs that the neighbors can keep busy, and the number of CPUs without exclusive tasks.
+    /// How many CPUs the neighbors can keep busy, and how many have no exclusive task.
     pub fn busy(&self) -> (f64, u64) {
         let Neighbors {
             count,
@@ -395,7 +400,8 @@ impl BenchPlan {
         (busy, (self.online.len() as u64).saturating_sub(job))
     }
 
-    /// Whether the requests cover all CPUs, and neighbors exist to use the CPUs. The request of a neighbor is rounded down.
+    /// Whether the requests cover all CPUs, and there are neighbors to use them. The request of a
+    /// neighbor is rounded down.
     pub fn is_full(&self) -> bool {
         let count = u64::from(self.neighbors.count);
         count > 0 && self.requested() + count > 1000 * self.online.len() as u64

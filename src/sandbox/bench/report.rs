@@ -67,7 +67,7 @@ impl BenchReport {
         })
     }
 
-    /// The word for a step. A command without steps counts as one step, with the word "run".
+    /// The word for a step. A command without steps counts as one, called a "run".
     pub fn step(&self) -> &'static str {
         if self.plan.runs_to_end() {
             "run"
@@ -83,8 +83,8 @@ impl BenchReport {
     }
 }
 
-/// All comparisons by all metrics. The plan of a bench names its three questions about steps per second before the first run,
-/// so these have verdicts.
+/// All comparisons by all metrics. The plan of a bench names its three questions about steps per
+/// second before the first run, so these have verdicts.
 fn effects(rounds: usize, runs: &[Run]) -> anyhow::Result<Vec<Effect>> {
     let options = DesignOptions {
         repeats: rounds,

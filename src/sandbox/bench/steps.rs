@@ -1,4 +1,5 @@
-//! Steps from the lines that a process writes: the lines of the built-in job, or the lines of a command by a [`Pattern`].
+//! Steps from the lines that a process writes: those of the built-in job, or those of a command by
+//! a [`Pattern`].
 
 use std::time::Duration;
 
@@ -11,14 +12,14 @@ use crate::sandbox::train::progress::ProgressLine;
 /// The most step times kept per process. A process that prints more floods the bench, and a part of the lines is enough.
 const MOST: usize = 1_000_000;
 
-/// Where half of the steps seem to take less than this share of the mean, lines come in clumps.
+/// If half of the steps seem to take less than this share of the mean, lines come in clumps.
 const CLUMP: f64 = 0.05;
 
 /// The pattern of a step in a command's lines.
 ///
-/// Each line that matches is a step. With a group named `step`, the group holds the number of steps so far. A group named
-/// `ms` or `s` holds the duration of each new step; without the group, a step lasts as long as the time since the
-/// previous line.
+/// Each line that matches is a step. A group named `step` holds the number of steps so far, and a
+/// group named `ms` or `s` holds the duration of each new step. Without the latter, a step lasts as
+/// long as the time since the previous line.
 #[derive(Debug, Clone)]
 pub struct Pattern(Regex);
 
@@ -37,11 +38,11 @@ pub enum PatternError {
 /// The steps that a line reports.
 #[derive(Debug, Clone, PartialEq)]
 pub struct StepMark {
-    /// The time of the line, from a common origin.
+    /// When the line came, from a common origin.
     pub at: Duration,
     /// The number of steps since the previous mark.
     pub steps: f64,
-    /// The durations of the steps in milliseconds, if the line tells the durations or the marks imply them.
+    /// The durations of the steps in milliseconds, if the line tells them or the marks imply them.
     pub millis: Vec<f64>,
     /// Whether the line tells the durations.
     pub has_durations: bool,
@@ -51,7 +52,7 @@ pub struct StepMark {
 #[derive(Debug, Default)]
 pub struct Listener {
     marks: Vec<StepMark>,
-    /// The offset of the process's clock, if the process tells the time.
+    /// The offset of the process's clock, if it tells the time.
     offset: Option<f64>,
     counted: Option<f64>,
     steps: f64,
@@ -63,7 +64,7 @@ pub struct Listener {
 #[derive(Debug, Clone, PartialEq, Default)]
 pub struct StepSpan {
     pub steps: f64,
-    /// The time of the steps, in seconds.
+    /// How long the steps took, in seconds.
     pub seconds: f64,
     /// The duration of each step, in milliseconds.
     pub millis: Vec<f64>,
@@ -112,12 +113,12 @@ impl Listener {
         self.steps
     }
 
-    /// Whether steps exist: the first line of a counting pattern counts as a step.
+    /// Whether steps exist. The first line of a counting pattern counts as one.
     pub fn has_begun(&self) -> bool {
         self.steps > 0.0 || self.counted.is_some()
     }
 
-    /// The reason why the lines give no step times.
+    /// Why the lines give no step times.
     pub fn trouble(&self) -> Option<&str> {
         self.trouble.as_deref()
     }
@@ -141,7 +142,7 @@ impl Listener {
         let Ok(line) = serde_json::from_slice::<ProgressLine>(text) else {
             return;
         };
-        // The process's clock decides: on busy CPUs, a line takes a while to arrive.
+        // The process's clock decides, because on busy CPUs, a line takes a while to arrive.
         let seconds = line.seconds.unwrap_or_default();
         let offset = *self.offset.get_or_insert(at.as_secs_f64() - seconds);
         let at = Duration::try_from_secs_f64(offset + seconds).unwrap_or(at);
@@ -169,7 +170,7 @@ impl Listener {
             (number.is_finite() && number >= 0.0).then_some(number)
         };
         let steps = match (number("step"), found.name("step")) {
-            // A count that begins again, as a new epoch may, tells nothing of the steps between.
+            // If a count begins again, as in a new epoch, it tells nothing of the steps in between.
             (Some(count), _) => (count - self.counted.replace(count).unwrap_or(count)).max(0.0),
             (None, Some(text)) => {
                 let text = text.as_str();
@@ -203,7 +204,8 @@ impl Listener {
 // === impl StepSpan ===
 
 impl StepSpan {
-    /// Whether lines arrived in bursts, as from a full buffer. The time between two lines is then not the time of a step.
+    /// Whether lines arrived in bursts, as from a full buffer. The time between two of them is then
+    /// not the time of a step.
     pub fn is_clumped(&self) -> bool {
         let mean = self.seconds * 1e3 / self.steps;
         !self.has_durations
@@ -405,7 +407,7 @@ mod tests {
         let mut listener = Listener::default();
         listener.job(line(0.5).as_bytes(), millis(10_000));
         listener.job(b"no line", millis(10_100));
-        // The line is half a second late, and the time in the line is still a second later.
+        // The line is half a second late, and the time in it is still a second later.
         listener.job(line(1.5).as_bytes(), millis(11_500));
         let at: Vec<_> = listener
             .marks()

@@ -1,4 +1,5 @@
-//! Synthetic clicks: skewed categorical features, and labels of a hidden teacher, so that the model has a relation to learn.
+//! Synthetic clicks: skewed categorical features, and labels of a hidden teacher, so that the model
+//! has something to learn.
 
 use super::Geometry;
 
@@ -45,7 +46,7 @@ impl Random {
 
     /// A number from 0 (included) to 1 (excluded).
     pub fn unit(&mut self) -> f32 {
-        // The 24 highest bits: as many as an f32 holds exactly.
+        // The 24 highest bits, because an f32 holds exactly as many.
         (self.bits() >> 40) as f32 / 16_777_216.0
     }
 
@@ -81,7 +82,8 @@ impl Clicks {
                 score += self.taste(row);
                 ids.push(row);
             }
-            // A sum of independent tastes grows with the root of their number; the 3 makes the classes clear.
+            // A sum of independent tastes grows with the root of their number. The 3 makes the
+            // classes clear.
             let chance = 1.0 / (1.0 + (-3.0 * score / (features as f32).sqrt()).exp());
             labels.push(if self.random.unit() < chance {
                 1.0
@@ -102,7 +104,7 @@ impl Clicks {
         }
     }
 
-    /// A feature's value: low ones are far more frequent, as with real users and items.
+    /// A feature's value. Low ones are far more frequent, as with real users and items.
     fn value(&mut self) -> u32 {
         let skewed = self.random.unit().powi(3) * self.geometry.vocabulary as f32;
         #[expect(

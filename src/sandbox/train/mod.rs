@@ -1,18 +1,20 @@
 //! A small training job with parameter servers: real mathematics, real sockets, real threads.
 //!
-//! `pinfold demo` runs the job in containers. The job has the habit that the demo shows: without thread variables, a process
-//! starts a thread for each CPU of the *host*, whatever the cgroup allows.
+//! `pinfold demo` runs the job in containers. The job has the habit that the demo shows: without
+//! thread variables, a process starts a thread for each CPU of the *host*, whatever the cgroup
+//! allows.
 //!
 //! - [`ps`] holds a shard of the parameters and serves pulls and pushes.
 //! - [`worker`] trains: pull, forward, backward, push. Workers do not wait for each other (asynchronous SGD). A worker can keep
 //!   the parameters itself.
 //! - [`neighbor`] is another pod of the node, which keeps CPUs and caches busy.
 //!
-//! The internal modules: [`data`] makes clicks to learn from, [`model`] is the network with the gradients, [`pool`] holds
-//! the intra-op threads, [`wire`] is the protocol, and [`progress`] reports the progress of a process.
+//! The internal modules: [`data`] makes clicks to learn from, [`model`] is the network with the
+//! gradients, [`pool`] holds the intra-op threads, [`wire`] is the protocol, and [`progress`]
+//! reports how far a process is.
 //!
-//! Invariant: results do not depend on the number of threads, bit for bit. The demo compares thread counts, which must do
-//! the same work.
+//! Invariant: results do not depend on the number of threads, bit for bit, because the demo
+//! compares thread counts, which must do the same work.
 
 pub mod data;
 pub mod model;
@@ -27,7 +29,7 @@ use std::path::Path;
 
 use crate::host::topology::{OnlineError, online_cpus};
 
-/// The most threads of a process of the job, also if the environment asks for more.
+/// The most threads of a process of the job, even if the environment asks for more.
 pub const MAX_THREADS: usize = 1024;
 
 /// What is trained: known to every process of the job and compared when a worker connects.

@@ -194,7 +194,8 @@ impl Model {
         out
     }
 
-    /// The same, and zero wherever the unit `h` was not active: a ReLU passes no gradient there.
+    /// The same, and zero wherever the unit `h` was not active, because a ReLU passes no gradient
+    /// there.
     fn masked_product(
         &self,
         count: usize,

@@ -12,7 +12,8 @@ use crate::host::proc::thread_cpu_time;
 /// The memory that a thread walks through: more than a thread's share of most caches.
 const WORDS: usize = 4 << 20 >> 3;
 
-/// The memory of all threads together. On a large host, a process has many threads, and the node has many such processes.
+/// The memory of all threads together. On a large host, a process has many threads, and the node
+/// has many such processes.
 const ALL_WORDS: usize = 32 << 20 >> 3;
 
 /// The least memory of a thread.
@@ -25,8 +26,8 @@ const BURST: usize = 1 << 16;
 /// wakes up.
 const REST: Duration = Duration::from_millis(1);
 
-/// Starts `threads` threads that never end. Each burst counts as a step. `busy` is the share of a CPU that each thread uses,
-/// in percent. Without `busy`, every second thread pauses after each burst.
+/// Starts `threads` threads that never end. Each burst counts as a step. `busy` is the share of a
+/// CPU that each thread uses, in percent. Without it, every second thread pauses after each burst.
 ///
 /// # Errors
 ///
@@ -49,7 +50,8 @@ pub fn start(threads: usize, busy: Option<u8>, progress: &Arc<Progress>) -> io::
                     match busy {
                         None if index % 2 == 1 => thread::sleep(REST),
                         None => {}
-                        // The pause follows from the burst's CPU time. Time without a CPU does not count as work.
+                        // The pause follows from the burst's CPU time, because time without a CPU
+                        // does not count as work.
                         Some(percent) => {
                             thread::sleep(rest(thread_cpu_time().saturating_sub(begun), percent));
                         }

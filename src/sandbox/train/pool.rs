@@ -21,7 +21,7 @@ const MIN_BLOCK: usize = 100_000;
 /// Computes some of a loop's output rows: appends `width` numbers for each row of the range.
 pub type Kernel = dyn Fn(Range<usize>, &mut Vec<f32>) + Send + Sync;
 
-/// A fixed number of threads that compute loops together. A drop ends the threads.
+/// A fixed number of threads that compute loops together. A drop ends them.
 #[derive(Debug)]
 pub struct ThreadPool {
     shared: Arc<PoolState>,
@@ -39,7 +39,7 @@ struct PoolState {
     task: RwLock<Option<LoopTask>>,
     /// Helpers that have not finished the current block.
     pending: AtomicUsize,
-    /// A block panicked: the loop has no result.
+    /// A block panicked, so the loop has no result.
     broken: AtomicBool,
     stop: AtomicBool,
 }
@@ -55,7 +55,7 @@ struct LoopTask {
 struct HelperState {
     /// The number of loops so far.
     calls: AtomicU64,
-    /// Its block's numbers; the memory is kept from loop to loop.
+    /// The numbers of its block; the memory is kept from loop to loop.
     output: Mutex<Vec<f32>>,
 }
 
@@ -225,7 +225,8 @@ fn help(block: usize, shared: &PoolState, slot: &HelperState) {
     }
 }
 
-/// Spins, then sleeps, until `is_done`. The thread that makes the condition true must unpark this thread.
+/// Spins, then sleeps, until `is_done`. The thread that makes the condition true must unpark this
+/// one.
 fn wait(is_done: impl Fn() -> bool) {
     for _ in 0..SPINS {
         if is_done() {

@@ -25,7 +25,8 @@ pub enum ProcessRole {
     Neighbor,
 }
 
-/// One line. Steps and bytes count from the start. Loss and times are means or quantiles of the steps since the last line.
+/// One line. Steps and bytes count from the start. Loss and times are means or quantiles of the
+/// steps since the last line.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct ProgressLine {
     pub role: ProcessRole,
@@ -48,7 +49,8 @@ pub struct ProgressLine {
     /// Seconds from the process's start to this line, by the process's clock; only on request.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub seconds: Option<f64>,
-    /// The time of each step since the last line, in milliseconds. Only the flag `--each-step` adds these times.
+    /// The time of each step since the last line, in milliseconds. Only the flag `--each-step` adds
+    /// them.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub step_ms: Vec<f32>,
 }
@@ -97,7 +99,7 @@ impl Progress {
         })
     }
 
-    /// Counts a step, and the loss of the step if known.
+    /// Counts a step, and its loss if known.
     pub fn step(&self, took: Duration, loss: Option<f32>) {
         let mut window = self.window.lock().unwrap_or_else(PoisonError::into_inner);
         // The lock keeps the steps and the times of a line consistent.
@@ -109,17 +111,15 @@ impl Progress {
         }
     }
 
-    /// Counts bytes read.
     pub fn received(&self, bytes: u64) {
         self.bytes_in.fetch_add(bytes, Ordering::Relaxed);
     }
 
-    /// Counts bytes written.
     pub fn sent(&self, bytes: u64) {
         self.bytes_out.fetch_add(bytes, Ordering::Relaxed);
     }
 
-    /// The next line; the following line covers the steps from now on.
+    /// The next line. The one after it covers the steps from now on.
     pub fn line(&self) -> ProgressLine {
         let (mut window, steps, seconds) = {
             let mut window = self.window.lock().unwrap_or_else(PoisonError::into_inner);
@@ -165,11 +165,12 @@ impl Progress {
         out.flush()
     }
 
-    /// Starts to print a line every [`PERIOD`] (or [`SHORT_PERIOD`]). The process ends with status 0 on SIGTERM, on SIGINT,
-    /// and when the reader of the lines is gone, because no state needs saving.
+    /// Starts to print a line every [`PERIOD`] (or [`SHORT_PERIOD`]). The process ends with status
+    /// 0 on SIGTERM, on SIGINT, and when the reader of the lines is gone, because no state needs
+    /// saving.
     ///
-    /// The call must come before the start of other threads. Threads inherit the blocked signals, and only the printing
-    /// thread may receive the signals.
+    /// The call must come before other threads start, because they inherit the blocked signals,
+    /// which only the printing thread may receive.
     ///
     /// # Errors
     ///

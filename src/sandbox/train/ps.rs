@@ -1,7 +1,8 @@
 //! A parameter server: holds one shard of the parameters and applies gradients as they come (asynchronous SGD).
 //!
-//! Shards as TensorFlow makes them: rows of the embedding table by id modulo the number of servers, dense tensors in
-//! turn. One thread reads each connection; the requests are worked on by a pool of inter-op threads.
+//! Shards are as TensorFlow makes them: rows of the embedding table by id modulo the number of
+//! servers, dense tensors in turn. One thread reads each connection, and a pool of inter-op threads
+//! works on the requests.
 
 use std::collections::VecDeque;
 use std::io;
@@ -24,8 +25,8 @@ const STRIPES: usize = 64;
 pub struct Rates {
     /// The step size for the dense tensors.
     pub dense: f32,
-    /// The step size for the embeddings. The size is larger, because a row occurs in only a few examples, and the gradients
-    /// are means over the batch.
+    /// The step size for the embeddings. It is larger, because a row occurs in only a few examples,
+    /// and the gradients are means over the batch.
     pub embedding: f32,
 }
 
@@ -39,7 +40,6 @@ pub struct ServerOptions {
     pub shards: u32,
     /// Inter-op threads.
     pub threads: usize,
-    /// Step sizes.
     pub rates: Rates,
 }
 
@@ -80,15 +80,13 @@ pub(super) struct Parameters {
     dense: Vec<Mutex<Vec<f32>>>,
 }
 
-/// The part of the parameters, and how a gradient moves the part.
+/// Which part of the parameters the server holds, and how a gradient moves it.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(super) struct Shard {
     pub(super) geometry: Geometry,
     /// The index of the shard, from 0.
     pub(super) index: u32,
-    /// The number of shards.
     pub(super) count: u32,
-    /// Step sizes.
     pub(super) rates: Rates,
 }
 
@@ -200,7 +198,7 @@ fn start(name: String, work: impl FnOnce() + Send + 'static) -> Result<(), PsErr
     })
 }
 
-/// Reads the requests of a connection until the end.
+/// Reads the requests of a connection until it ends.
 fn read(mut stream: TcpStream, queue: &Queue, progress: &Progress) -> Result<(), WireError> {
     stream.set_nodelay(true)?;
     let answer = Arc::new(Mutex::new(stream.try_clone()?));

@@ -114,7 +114,8 @@ fn the_number_of_servers_changes_nothing_for_one_worker() {
 
 #[test]
 fn a_worker_waits_for_a_server_that_is_late() {
-    // Connections come from 127.0.0.1, so no connection takes the port of this address in the meantime.
+    // Connections come from 127.0.0.1, so none of them takes the port of this address in the
+    // meantime.
     let listener = std::net::TcpListener::bind("127.0.0.79:0").unwrap();
     let host = listener.local_addr().unwrap().to_string();
     drop(listener);

@@ -40,7 +40,7 @@ pub enum ServerReply {
         /// The shard's dense tensors, concatenated.
         dense: Vec<f32>,
     },
-    /// The reason why the server refuses the request.
+    /// Why the server refuses the request.
     Refused(String),
 }
 
@@ -58,7 +58,7 @@ pub enum WireError {
         "a frame of {0} bytes is longer than the limit {MAX_FRAME}: check that the other side is a pinfold trainer"
     )]
     TooLong(usize),
-    /// The frame's content does not match the frame's kind.
+    /// The frame's content does not match its kind.
     #[error("malformed {0}: check that the other side is a pinfold trainer of this version")]
     Malformed(&'static str),
 }
@@ -75,7 +75,7 @@ pub trait WireMessage: Sized {
     fn decode(frame: &[u8]) -> Result<Self, WireError>;
 }
 
-/// Writes a message; says how many bytes that took.
+/// Writes a message, and says how many bytes that took.
 ///
 /// # Errors
 ///
@@ -93,7 +93,7 @@ pub fn send(stream: &mut impl Write, message: &impl WireMessage) -> Result<u64, 
     Ok(frame.len() as u64)
 }
 
-/// Reads a message; says how many bytes it took.
+/// Reads a message, and says how many bytes it took.
 ///
 /// # Errors
 ///
@@ -235,7 +235,7 @@ impl WireMessage for ServerReply {
 
 /// A list: the length, then items of four bytes.
 fn put<T: Copy>(out: &mut Vec<u8>, items: &[T], bytes: impl Fn(T) -> [u8; 4]) {
-    // A list too long for the length field makes a frame too long to send: `send` refuses the frame.
+    // A list too long for the length field makes a frame too long to send, which `send` refuses.
     out.extend(u32::try_from(items.len()).unwrap_or(u32::MAX).to_le_bytes());
     out.reserve(items.len() * 4);
     for &item in items {

@@ -1,5 +1,5 @@
-//! A worker: pulls the parameters of a batch, computes, pushes the gradients. Without servers, the worker keeps the parameters
-//! itself.
+//! A worker: pulls the parameters of a batch, computes, pushes the gradients. Without servers, it
+//! keeps the parameters itself.
 
 use std::io;
 use std::net::{TcpStream, ToSocketAddrs};
@@ -22,8 +22,8 @@ const RETRY: Duration = Duration::from_millis(100);
 
 #[derive(Debug, Clone, PartialEq)]
 pub struct WorkerOptions {
-    /// The parameter servers, as `host:port`, in the order of their shards. An empty list: the worker keeps the parameters
-    /// itself.
+    /// The parameter servers, as `host:port`, in the order of their shards. If there are none, the
+    /// worker keeps the parameters itself.
     pub ps_hosts: Vec<String>,
     /// The index of the worker, from 0.
     pub index: u32,
@@ -47,13 +47,12 @@ pub enum WorkerError {
     #[error("can't reach parameter server {host} for {} s: check that the server runs", patience.as_secs())]
     Lost {
         host: String,
-        /// How long was tried.
+        /// How long the worker has tried.
         patience: Duration,
-        /// The last failure.
         #[source]
         source: WireError,
     },
-    /// The peer speaks a different protocol.
+    /// The peer speaks another protocol.
     #[error("the connection to parameter server {host} failed")]
     Protocol {
         host: String,
@@ -129,7 +128,8 @@ pub fn train(options: &WorkerOptions, progress: &Progress) -> Result<(), WorkerE
             match cause {
                 Cause::Refused(reason) => return Err(WorkerError::Refused { host, reason }),
                 Cause::Wire(source @ (WireError::Io(_) | WireError::Closed)) => {
-                    // All streams close: a late answer in an open stream could be taken for a new answer.
+                    // All streams close, because a late answer in an open one could be taken for a
+                    // new answer.
                     servers.streams.clear();
                     let patience = options.patience;
                     if lost_since.get_or_insert_with(Instant::now).elapsed() >= patience {

@@ -1,4 +1,5 @@
-//! [`Controller`]: runs `pinfold scene reclaim --watch` with rounds, statuses, Events and an HTTP server.
+//! [`Controller`]: runs `pinfold scene reclaim --watch` with rounds, statuses, Events and an HTTP
+//! server.
 
 use std::net::SocketAddr;
 use std::time::Duration;
@@ -114,7 +115,7 @@ impl Controller {
             }
             None => rounds.await,
         }
-        // The task of the Events ends after the last recorder.
+        // The task of the Events ends when the last recorder is gone.
         drop(self.reclaimer);
         if let Some(events) = self.events {
             let _ = tokio::time::timeout(LAST_EVENTS, events).await;

@@ -227,7 +227,7 @@ fn colours_change_no_column() {
         owners,
         ..CpuUses::default()
     };
-    // The setting holds for the process; the remaining tests look at plain text only.
+    // The setting holds for the process, but the remaining tests look at plain text only.
     console::set_colors_enabled(false);
     let without = render(&topology, &uses);
     console::set_colors_enabled(true);

@@ -6,7 +6,8 @@ use zbus::message::Header;
 
 use super::*;
 
-/// The calls of systemd's manager that a write needs. The manager writes the property to a file, like systemd.
+/// The calls of systemd's manager that a write needs. Like systemd, it writes the property to a
+/// file.
 struct Manager {
     file: PathBuf,
     callers: Arc<Mutex<Vec<String>>>,

@@ -3,8 +3,8 @@
 use super::*;
 use ContainerKind::{App, Init, Sidecar};
 
-/// What is known of pod `a` in a test: the source of its description, the containers that the runtime lists, and the CPUs of
-/// those that run.
+/// What is known of pod `a` in a test: the source of its description, the containers that the
+/// runtime lists, and the CPUs of those that run.
 struct Facts {
     description: Description,
     listed: Option<Vec<&'static str>>,
@@ -26,7 +26,8 @@ fn facts(description: Description, running: &[(&'static str, &str)]) -> Facts {
     }
 }
 
-/// The decisions about `pods`, of which `a` is known as the facts say, and all others are described completely.
+/// The decisions about `pods`, of which `a` is known as the facts say, and all others are described
+/// completely.
 fn decided_knowing(pods: &[Pod], claims: &[(&str, &str, &str)], facts: &Facts) -> Decisions {
     let running = facts.running.iter().map(|(name, cpus)| (*name, cpus));
     let known = KnownPod {
@@ -90,7 +91,7 @@ fn before_the_list_an_init_container_stays_on_the_cpus_of_its_pod() {
     assert_eq!(plan.name, None, "the record and the pod's quota stay");
 }
 
-/// An init container needs no limits if the pod has some. The runtime is not told of these.
+/// An init container needs no limits if the pod has some, of which the runtime is not told.
 #[test]
 fn an_init_container_without_limits_stays_on_the_cpus_of_its_pod() {
     let pods = [of_runtime(&[("fetch", 0)])];
@@ -161,7 +162,8 @@ fn before_the_list_a_mate_without_a_limit_takes_nothing() {
     assert_eq!(cpus(&decisions), ["shared", "shared"]);
 }
 
-/// The runtime tells of a resize: nobody else may. Beside a container without a limit, the pod does not look Guaranteed to it.
+/// The runtime tells of a resize, and nobody else may. To it, the pod does not look Guaranteed
+/// beside a container without a limit.
 #[test]
 fn with_the_runtime_alone_a_resize_takes_only_the_difference() {
     for (limit, expected) in [
@@ -242,8 +244,8 @@ fn a_new_container_first_takes_the_cpus_that_its_pod_has() {
         let both = owners(&[("fetch", "11"), ("main", "10")]);
         assert_eq!(owned(&decisions), both, "{description:?}");
     }
-    // Nobody knows whether the container with the CPUs was there before the agent's start. The new one may be its init
-    // container.
+    // Nobody knows whether the container with the CPUs was there before the agent's start. The new
+    // one may be its init container.
     let mut created = facts(Description::Awaited, &[]);
     created.listed = Some(vec!["main"]);
     let decisions = decided_knowing(&pods, &claims, &created);

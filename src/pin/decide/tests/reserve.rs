@@ -75,7 +75,8 @@ fn one_balanced_cpu_stays_shared_beside_isolated_reserved_cpus() {
         let inputs = node.input(&pods);
         decide(&inputs, &Ledger::default()).desired.shared()
     };
-    // The administrator reserves isolated CPUs. All other pods would run unbalanced without the eighth CPU.
+    // The administrator reserves isolated CPUs. All other pods would run unbalanced without the
+    // eighth CPU.
     assert_eq!(
         decided("0-1", 8).intersection(&topology.balanced()).len(),
         1

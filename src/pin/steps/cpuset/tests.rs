@@ -203,7 +203,7 @@ impl CgroupKernel {
     fn reconcile(&mut self, desired: &Desired, steps: usize) -> usize {
         let (observed, ledger) = self.observe();
         let plan = plan(&observed, &ledger, desired, Enforcement::Cpuset);
-        // A container that appeared with everybody's CPUs is not our step's doing.
+        // If a container has appeared with everybody's CPUs, that is not our step's doing.
         self.owned.clear();
         for step in plan.iter().take(steps) {
             self.step(step);

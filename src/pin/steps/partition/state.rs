@@ -45,7 +45,7 @@ pub(super) struct PartitionState<'a> {
     /// The kind of each live partition after the steps so far.
     pub live: BTreeMap<&'a str, PartitionKind>,
     /// Exclusive CPUs outside the plan, each set with its cgroup or the cgroup above. The plan
-    /// never takes these CPUs away.
+    /// never takes them away.
     pub unknown: Vec<(&'a str, CpuSet)>,
     pub steps: Vec<Step>,
 }
@@ -53,7 +53,7 @@ pub(super) struct PartitionState<'a> {
 // === impl PartitionState ===
 
 impl<'a> PartitionState<'a> {
-    /// The state before the first step. `none` is the plan of a pod without a plan.
+    /// The state before the first step. `none` is the plan of a pod that has none.
     pub(super) fn new(observed: &'a Observed, desired: &'a Desired, none: &'a PodPlan) -> Self {
         let mut state = Self {
             observed,
@@ -79,7 +79,7 @@ impl<'a> PartitionState<'a> {
         state
     }
 
-    /// Plans the exclusive CPUs of a cgroup, if the CPUs differ from the held CPUs.
+    /// Plans the exclusive CPUs of a cgroup, if they differ from the held ones.
     pub(super) fn hold(&mut self, path: &'a str, cpus: CpuSet) {
         if self.held.get(path).is_some_and(|held| *held == cpus) {
             return;
@@ -98,8 +98,8 @@ impl<'a> PartitionState<'a> {
         self.held.get(path).cloned().unwrap_or_default()
     }
 
-    /// The exclusive CPUs that a cgroup must keep now: the CPUs of live partitions below, and
-    /// exclusive CPUs outside the plan.
+    /// The exclusive CPUs that a cgroup must keep now: those of live partitions below, and those
+    /// outside the plan.
     pub(super) fn needed(&self, path: &str) -> CpuSet {
         let live = self
             .live
@@ -156,7 +156,7 @@ impl<'a> PartitionState<'a> {
         targets.collect()
     }
 
-    /// Makes a cgroup a live partition of the given kind, unless the kind is already right.
+    /// Makes a cgroup a live partition of the given kind, unless it is one already.
     pub(super) fn become_kind(&mut self, path: &'a str, kind: PartitionKind, cpus: &CpuSet) {
         if self.live.get(path) != Some(&kind) {
             let in_force = Some(cpus.intersection(&self.desired.online));
@@ -189,7 +189,8 @@ impl<'a> PartitionState<'a> {
             let cpuset = &container.cgroup.cpuset;
             let kind = cpuset.partition.live();
             self.live.extend(kind.map(|kind| (path, kind)));
-            // The container runtime's write on a former owner is Pinfold's affair in any pod whose record it can read.
+            // What the container runtime wrote on a former owner is Pinfold's affair in any pod
+            // whose record it can read.
             let is_foreign =
                 pod.has_unreadable_record() || left_alone && !container.has_given_cpus();
             if is_foreign || is_left_alone(container, plan) {
@@ -224,7 +225,7 @@ impl<'a> PartitionState<'a> {
         });
     }
 
-    /// The CPUs of a container's partition: `wanted`, or fewer for a refused partition. Empty if no
+    /// The CPUs of a container's partition: `wanted`, or fewer for a refused one. Empty if no
     /// partition is possible.
     fn partition_target(&self, container: &ObservedContainer, wanted: CpuSet) -> CpuSet {
         let cpuset = &container.cgroup.cpuset;
@@ -257,9 +258,10 @@ fn init_container_cpus(pod: &ObservedPod, assignment: &PodAssignment) -> CpuSet 
     assignment.usable().difference(&taken)
 }
 
-/// The CPUs of an init container's partition, out of those that it may use. A live partition takes no further ones, because they
-/// come from another container that has ended, and the container runtime may be about to write them to that container's next
-/// cgroup. On Linux 6.12 this write would make the partition invalid.
+/// The CPUs of an init container's partition, out of those that it may use. A live partition takes
+/// no others, because they come from another container that has ended, and the container runtime
+/// may be about to write them to that container's next cgroup. On Linux 6.12 this write would make
+/// the partition invalid.
 fn init_partition_cpus(container: &ObservedContainer, init_cpus: &CpuSet) -> CpuSet {
     let cpuset = &container.cgroup.cpuset;
     let kept = init_cpus.intersection(&cpuset.exclusive);
@@ -270,8 +272,9 @@ fn init_partition_cpus(container: &ObservedContainer, init_cpus: &CpuSet) -> Cpu
     }
 }
 
-/// The cgroup of the pod's present init container. Init containers run one after another, and some runtimes remove an
-/// ended container's cgroup only later. The cgroup with a process counts, else the last one.
+/// The cgroup of the pod's present init container. Init containers run one after another, and some
+/// runtimes remove an ended container's cgroup only later. The cgroup with a process counts, else
+/// the last one.
 fn init_container_cgroup<'a>(pod: &'a ObservedPod, plan: &PodPlan) -> Option<&'a str> {
     let inits = || {
         let containers = pod.containers.iter();
@@ -282,8 +285,8 @@ fn init_container_cgroup<'a>(pod: &'a ObservedPod, plan: &PodPlan) -> Option<&'a
     Some(chosen.cgroup.path.as_str())
 }
 
-/// Whether the plan leaves a container's cgroup alone: the record is unreadable, or the exclusive
-/// CPUs are not from Pinfold.
+/// Whether the plan leaves a container's cgroup alone, because its record is unreadable, or its
+/// exclusive CPUs are not from Pinfold.
 fn is_left_alone(container: &ObservedContainer, plan: &PodPlan) -> bool {
     let assignment = &plan.assignment;
     let is_explained = container.record.is_some()
@@ -306,7 +309,7 @@ fn partition_kind(
 ) -> PartitionKind {
     let cpuset = &container.cgroup.cpuset;
     let is_isolated = cpuset.partition == Partition::Valid(PartitionKind::Isolated);
-    // The preferences of an unknown pod are unknown, so its partition stays isolated.
+    // What an unknown pod prefers is unknown, too, so its partition stays isolated.
     let stays = is_isolated && !pod.is_known;
     let may_isolate = !plan.isolation_pending || is_isolated && target.is_subset(&cpuset.exclusive);
     if stays || plan.isolated && may_isolate {
@@ -331,7 +334,7 @@ fn own_part(assignment: &PodAssignment, container: &ObservedContainer) -> PodAss
 // === impl PodTarget ===
 
 impl PodTarget<'_> {
-    /// The desired record of the pod's cgroup. `None` for a pod without CPUs, and for a pod that the
+    /// The desired record of the pod's cgroup; `None` for a pod without CPUs, and for one that the
     /// plan leaves alone.
     pub(super) fn next_record(&self) -> Option<AssignmentRecord> {
         let has_assignment = !self.left_alone && !self.plan.assignment.is_empty();
@@ -343,7 +346,7 @@ impl PodTarget<'_> {
 
 impl Leaf<'_> {
     /// Whether the container owns no CPUs any longer, and still has the set that Pinfold gave it at
-    /// its creation. The container runtime remembers the set, and writes it with every change of
+    /// its creation. The container runtime remembers that set, and writes it with every change of
     /// the container that no agent answers.
     pub(super) fn is_former_owner(&self) -> bool {
         !self.owner && self.target.is_empty() && self.container.has_given_cpus()

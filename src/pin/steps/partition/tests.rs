@@ -248,7 +248,7 @@ fn an_owner_moves_as_soon_as_its_new_cpus_are_free() {
         ]
     );
     assert!(!row.iter().any(|step| step.ends_with("member")), "{row:?}");
-    // Each pod gets the CPUs of the other pod. The plan therefore ends one partition first.
+    // Each pod gets the CPUs of the other one, so the plan ends one partition first.
     let ring = steps(&two, &desired(&[("a", "x", "4-5"), ("b", "y", "2-3")]));
     assert_eq!(
         ring.iter().filter(|step| step.ends_with("member")).count(),
@@ -288,8 +288,8 @@ fn exclusive_cpus_of_ancestors_are_returned_when_a_pod_ends() {
     assert_eq!(words(&release(&lives, &set(ONLINE), &CpuSet::new())), ended);
 }
 
-/// The record may come from a later version of Pinfold. What the container runtime remembers of the container's CPUs does not
-/// make the CPUs Pinfold's affair.
+/// The record may come from a later version of Pinfold. What the container runtime remembers of the
+/// container's CPUs does not make them Pinfold's affair.
 #[test]
 fn nothing_is_planned_in_a_pod_whose_record_cannot_be_read() {
     let rows: [&[CgroupRow<'_>]; 2] = [

@@ -78,7 +78,8 @@ fn missing_options_follow_from_the_machine() {
     };
     assert_eq!(sizes(&plan(2, command()).unwrap()), [1, 1, 0, 0, 2]);
     assert_eq!(sizes(&plan(8, command()).unwrap()), [1, 4, 0, 0, 2]);
-    // The rest of a node of 2 belongs to two neighbors, which together request as much as the command.
+    // The rest of a node of 2 belongs to two neighbors, which together request as much as the
+    // command.
     let full = plan(2, command()).unwrap();
     assert_eq!(
         (full.neighbors.request_milli_cpus, full.is_full()),
