@@ -1,6 +1,7 @@
 //! [`ChangedCgroups`]: the watches of the pods' trees, and the changes that no turn has taken yet.
 
-use std::collections::BTreeSet;
+use std::collections::BTreeMap;
+use std::ffi::OsString;
 use std::io;
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -9,11 +10,20 @@ use tokio::sync::Notify;
 
 use crate::host::watch::{Watch, WatchChanges};
 
+/// What has changed in a cgroup.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub enum CgroupChange {
+    /// Nothing but its CPUs, or its assignment record.
+    Cpus,
+    /// Anything, also which cgroups are inside.
+    Any,
+}
+
 /// What has changed in the watched trees, as the kernel reports it.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct CgroupChanges {
     /// Cgroups in which a file was written, or a cgroup appeared or ended.
-    pub paths: BTreeSet<String>,
+    pub paths: BTreeMap<String, CgroupChange>,
     /// Whether any cgroup may have changed: the kernel's queue was full, or a part of the trees is not watched.
     pub all: bool,
 }
@@ -64,7 +74,10 @@ impl CgroupChanges {
     }
 
     pub fn add(&mut self, later: Self) {
-        self.paths.extend(later.paths);
+        for (path, change) in later.paths {
+            let known = self.paths.entry(path).or_insert(change);
+            *known = change.max(*known);
+        }
         self.all |= later.all;
     }
 }
@@ -99,12 +112,17 @@ impl WatchedTree {
     }
 
     fn cgroups(&self, changes: &WatchChanges) -> CgroupChanges {
-        let cgroup = |directory: &PathBuf| {
+        let cgroup = |(directory, only_written): (&PathBuf, &Option<OsString>)| {
             let below = directory.strip_prefix(&self.folder).ok()?;
-            Some(match below.to_str()? {
+            let path = match below.to_str()? {
                 "" => self.cgroup.clone(),
                 below => format!("{}/{below}", self.cgroup),
-            })
+            };
+            let change = match only_written {
+                Some(file) if file == "cpuset.cpus" => CgroupChange::Cpus,
+                _ => CgroupChange::Any,
+            };
+            Some((path, change))
         };
         let paths = changes.directories.iter().map(cgroup);
         match paths.collect() {

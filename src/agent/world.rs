@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Instant;
 
-pub use super::changes::CgroupChanges;
+pub use super::changes::{CgroupChange, CgroupChanges};
 use super::event::{PodsUpdate, RuntimeUpdate};
 pub use super::heartbeat::Heartbeat;
 use super::isolation_gate::IsolatedPartitionGate;

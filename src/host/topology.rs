@@ -75,7 +75,7 @@ type Result<T, E = TopologyError> = std::result::Result<T, E>;
 
 /// The texts of the files that change when a CPU or a NUMA node goes offline or comes online.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct HotplugState([Option<Vec<u8>>; 4]);
+pub struct HotplugState([Option<String>; 4]);
 
 // === impl HotplugState ===
 
@@ -90,7 +90,7 @@ impl HotplugState {
             "node/has_memory",
         ];
         let system = root.join("sys/devices/system");
-        Self(files.map(|file| fs::read(system.join(file)).ok()))
+        Self(files.map(|file| file::read_value(&system.join(file)).ok()))
     }
 }
 

@@ -1,8 +1,8 @@
 //! Inotify watches that report changes in directories: that of the pod manifests, or the tree of
 //! cgroups.
 
-use std::collections::{BTreeSet, HashMap};
-use std::ffi::OsString;
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::ffi::{OsStr, OsString};
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::fs::MetadataExt;
@@ -76,8 +76,9 @@ impl WatchedDirectory {
 
 #[derive(Debug, Default)]
 pub struct WatchChanges {
-    /// The directories in which a file was written, or an entry came or went.
-    pub directories: BTreeSet<PathBuf>,
+    /// The directories in which a file was written, or an entry came or went. Where nothing happened but that one file was written,
+    /// it is named.
+    pub directories: BTreeMap<PathBuf, Option<OsString>>,
     /// Whether any directory may have changed: the kernel dropped events, or directories were not watched for a while.
     pub all: bool,
 }
@@ -89,6 +90,22 @@ struct WatchEvents {
     /// Directories below which the set of directories may have changed. The root stands for the
     /// whole tree.
     directories: BTreeSet<PathBuf>,
+}
+
+// === impl WatchChanges ===
+
+impl WatchChanges {
+    fn add(&mut self, directory: PathBuf, only_written: Option<&OsStr>) {
+        let only_written = only_written.map(OsStr::to_owned);
+        let known = self.directories.entry(directory);
+        known
+            .and_modify(|known| {
+                *known = known
+                    .take()
+                    .filter(|name| Some(name) == only_written.as_ref())
+            })
+            .or_insert_with(|| only_written.clone());
+    }
 }
 
 // === impl Watch ===
@@ -244,7 +261,9 @@ impl Watch {
             return;
         }
         events.changes.all |= above;
-        events.changes.directories.insert(directory.clone());
+        let is_written = event.mask.contains(EventMask::CLOSE_WRITE);
+        let only_written = event.name.as_deref().filter(|_| is_written);
+        events.changes.add(directory.clone(), only_written);
         if ended {
             // A new directory at the same path may have the same inode, and needs a new watch. When
             // a cgroup is removed, a kernel may end only the watch of the file, and keep that of
@@ -263,7 +282,7 @@ impl Watch {
         {
             // Whatever happens inside before the new directory is watched counts as a change of the
             // directory.
-            events.changes.directories.insert(directory.join(name));
+            events.changes.add(directory.join(name), None);
             events.directories.insert(directory.join(name));
         }
     }

@@ -497,7 +497,9 @@ impl Ledger {
         }
         // An unrecorded partition counts as the assignment of its container, provided that the
         // container is known.
-        for container in &pod.containers {
+        let containers = pod.containers.iter();
+        let holders = containers.filter(|one| !one.cgroup.cpuset.exclusive.is_empty());
+        for container in holders {
             let cpuset = &container.cgroup.cpuset;
             let assigned = self.of(uid).cpus();
             // The CPUs of an unreadable record are excluded already.
@@ -518,10 +520,13 @@ impl Ledger {
             }
         }
         let held = &pod.cgroup.cpuset.exclusive;
+        if held.is_empty() || pod.record.is_some() {
+            return;
+        }
         let unrecorded = held
             .difference(&self.of(uid).cpus())
             .difference(&self.excluded);
-        if pod.record.is_none() && !unrecorded.is_empty() {
+        if !unrecorded.is_empty() {
             self.exclude(&pod.cgroup.path, &unrecorded);
         }
     }

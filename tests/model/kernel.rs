@@ -10,7 +10,7 @@
 use std::fmt;
 use std::sync::{Arc, LazyLock};
 
-use pinfold::agent::world::CgroupChanges;
+use pinfold::agent::world::{CgroupChange, CgroupChanges};
 use pinfold::cpu::CpuSet;
 use pinfold::host::cgroup::PartitionKind as Made;
 use pinfold::host::cgroup::{
@@ -244,12 +244,20 @@ impl Kernel {
                 (None, None) => {}
                 (Some(now), Some(then))
                     if files(now) == files(then) && now.mark.is_some() >= then.mark.is_some() => {}
-                (Some(_), Some(_)) => {
-                    changes.paths.insert(path.to_owned());
+                (Some(now), Some(then)) => {
+                    let others = |node: &Node| (node.exclusive, node.state, node.limited);
+                    let is_same =
+                        others(now) == others(then) && now.mark.is_some() >= then.mark.is_some();
+                    let change = if is_same {
+                        CgroupChange::Cpus
+                    } else {
+                        CgroupChange::Any
+                    };
+                    changes.paths.insert(path.to_owned(), change);
                 }
                 _ => {
                     let above = path.rsplit_once('/').map_or("", |(above, _)| above);
-                    changes.paths.insert(above.to_owned());
+                    changes.paths.insert(above.to_owned(), CgroupChange::Any);
                 }
             }
         }

@@ -2,10 +2,12 @@ use std::cell::RefCell;
 use std::collections::BTreeMap;
 use std::time::Duration;
 
+use anyhow::Context as _;
+
 use super::*;
 use crate::agent::event::{RuntimePod, RuntimeUpdate};
 use crate::cpu::CpuSet;
-use crate::host::cgroup::{AncestorCgroup, ContainerCgroup, Cpuset, PartitionKind};
+use crate::host::cgroup::{AncestorCgroup, ContainerCgroup, Cpuset, NestedCgroup, PartitionKind};
 use crate::pin::Reason;
 use crate::pod::{Container, ContainerIds, Pod};
 
@@ -50,6 +52,16 @@ impl FakeKernel {
         change(&mut pod.containers[0].cpuset);
     }
 
+    fn cpuset_of(&self, path: &str) -> Option<(String, Cpuset)> {
+        let pods = self.pods.borrow();
+        let mut cgroups = pods.values().flat_map(|pod| {
+            let containers = pod.containers.iter().map(|one| (&one.path, &one.cpuset));
+            containers.chain([(&pod.path, &pod.cpuset)])
+        });
+        let found = cgroups.find(|(other, _)| *other == path);
+        found.map(|(path, cpuset)| (path.clone(), cpuset.clone()))
+    }
+
     fn take_reads(&self) -> String {
         self.reads.take().join(" ")
     }
@@ -88,18 +100,18 @@ impl Kernel for FakeKernel {
         Ok(CpuSet::new())
     }
 
-    fn cpuset(&self, _: &str) -> anyhow::Result<Cpuset> {
-        Ok(self.above.borrow().clone())
+    fn cpuset(&self, path: &str) -> anyhow::Result<Cpuset> {
+        if path == "kubepods" {
+            return Ok(self.above.borrow().clone());
+        }
+        self.reads.borrow_mut().push(path.replace("kubepods/", ""));
+        let found = self.cpuset_of(path).map(|(_, cpuset)| cpuset);
+        found.with_context(|| format!("no cgroup {path}"))
     }
 
     fn effective(&self, path: &str) -> anyhow::Result<Option<CpuSet>> {
-        let pods = self.pods.borrow();
-        let mut cgroups = pods.values().flat_map(|pod| {
-            let containers = pod.containers.iter().map(|one| (&one.path, &one.cpuset));
-            containers.chain([(&pod.path, &pod.cpuset)])
-        });
-        let found = cgroups.find(|(other, _)| *other == path);
-        Ok(found.map(|(_, cpuset)| cpuset.effective.clone()))
+        let found = self.cpuset_of(path);
+        Ok(found.map(|(_, cpuset)| cpuset.effective))
     }
 
     fn record_text(&self, _: &str) -> anyhow::Result<Option<String>> {
@@ -129,8 +141,17 @@ fn store() -> PodStore {
 }
 
 fn paths(paths: &[&str]) -> CgroupChanges {
+    let any = |path: &&str| ((*path).to_owned(), CgroupChange::Any);
     CgroupChanges {
-        paths: paths.iter().map(|path| (*path).to_owned()).collect(),
+        paths: paths.iter().map(any).collect(),
+        all: false,
+    }
+}
+
+/// The change of a cgroup whose CPUs were written.
+fn cpus_of(path: &str) -> CgroupChanges {
+    CgroupChanges {
+        paths: BTreeMap::from([(path.to_owned(), CgroupChange::Cpus)]),
         all: false,
     }
 }
@@ -156,6 +177,63 @@ fn uids(mirror: &Mirror) -> String {
     let pods = mirror.observed().pods.iter();
     let uids: Vec<&str> = pods.map(|pod| pod.cgroup.uid.as_str()).collect();
     uids.join(" ")
+}
+
+#[test]
+fn after_a_write_of_cpus_only_cpus_and_records_are_read() {
+    let kernel = FakeKernel::with_pods(&["a", "b"]);
+    let mut mirror = read(&kernel);
+    kernel.change("b", |cpuset| cpuset.cpus = set("2"));
+    mirror.note(&cpus_of("kubepods/podb/c"), Instant::now());
+    read_all(&mut mirror, &kernel);
+    assert_eq!(kernel.take_reads(), "podb podb/c");
+    assert!(mirror.take_changed());
+    let container = &mirror.pod("b").unwrap().containers[0];
+    assert_eq!(container.cgroup.cpuset.cpus, set("2"));
+
+    // More has changed as well, before or after.
+    for changes in [
+        [cpus_of("kubepods/podb/c"), paths(&["kubepods/podb"])],
+        [paths(&["kubepods/podb"]), cpus_of("kubepods/podb/c")],
+    ] {
+        changes.map(|changes| mirror.note(&changes, Instant::now()));
+        read_all(&mut mirror, &kernel);
+        assert_eq!(kernel.take_reads(), "b");
+    }
+
+    // A cgroup inside the container follows its CPUs, and a cgroup that is gone says nothing.
+    let pods = || kernel.pods.borrow_mut();
+    let nested = NestedCgroup::default();
+    pods().get_mut("kubepods/podb").unwrap().containers[0].nested = vec![nested];
+    mirror.note(&paths(&["kubepods/podb"]), Instant::now());
+    read_all(&mut mirror, &kernel);
+    kernel.take_reads();
+    mirror.note(&cpus_of("kubepods/podb/c"), Instant::now());
+    read_all(&mut mirror, &kernel);
+    assert!(kernel.take_reads().ends_with("b"));
+    pods().remove("kubepods/poda");
+    mirror.note(&cpus_of("kubepods/poda/c"), Instant::now());
+    read_all(&mut mirror, &kernel);
+    assert_eq!(uids(&mirror), "b");
+}
+
+#[test]
+fn a_plan_reads_again_what_its_steps_depend_on() {
+    let kernel = FakeKernel::with_pods(&["a", "b"]);
+    let mut mirror = read(&kernel);
+    let cpus = Step::Cpus {
+        path: "kubepods/poda/c".to_owned(),
+        cpus: set("1"),
+        reason: Reason::Narrow,
+    };
+    let memory = Step::Memory {
+        path: "kubepods/podb/c".to_owned(),
+        numa: set("0"),
+    };
+    let turn = Instant::now();
+    assert!(mirror.mark_planned(&[cpus, memory], turn));
+    read_all(&mut mirror, &kernel);
+    assert_eq!(kernel.take_reads(), "poda poda/c b");
 }
 
 #[test]
