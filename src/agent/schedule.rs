@@ -16,12 +16,15 @@ pub(super) const LONGEST_DELAY: Duration = Duration::from_secs(5);
 /// or on a CPU kept busy by a turn.
 const AFTER_ANSWER: Duration = Duration::from_millis(3);
 
-/// The pause between a turn about all pods and the next turn for changed cgroups, as a multiple of the first one's duration. A
-/// program writing to cgroups without end then costs at most a fifth of a CPU.
+/// How long turns for changed cgroups wait after a turn about all pods, as a multiple of its duration. The waits of several turns add
+/// up, up to [`LONGEST_PAUSE`], so a program that writes to cgroups without end costs at most a fifth of a CPU.
 ///
 /// The pause also spares a busy node useless work. Beside 250 shared containers, it takes 30 ms to hand back the CPUs of an owner that
 /// has ended, and as much to take them away again for the next one, which often comes a moment later and would have to wait.
 const THROTTLE: u32 = 4;
+
+/// The longest pause after several turns. After a single long turn it may be longer.
+const LONGEST_PAUSE: Duration = Duration::from_millis(500);
 
 /// Why a turn runs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -202,7 +205,9 @@ impl Schedule {
     pub(super) fn finished(&mut self, report: &TurnReport, now: Instant) {
         self.follow_up = report.follow_up;
         if report.extent == TurnExtent::AllPods {
-            self.throttled_until = self.throttled_until.max(now + report.duration * THROTTLE);
+            let pause = report.duration * THROTTLE;
+            let longest = LONGEST_PAUSE.max(pause);
+            self.throttled_until = (self.throttled_until.max(now) + pause).min(now + longest);
         }
         match (report.outcome, report.extent) {
             // A turn about all pods serves all earlier triggers.

@@ -59,7 +59,7 @@ impl World {
         let is_there = self.mirror.read_pod(uid, kernel, &self.pods)?;
         if self.mirror.observed().live() != live {
             // The CPUs of an ended partition are on offer again.
-            self.mirror.read_surroundings(kernel)?;
+            self.mirror.read_above(kernel)?;
         }
         self.renew_ledger(self.ledger.lost.clone());
         Ok(is_there)
@@ -121,7 +121,8 @@ impl World {
             return false;
         }
         self.mirror.forget(|pod| gone.contains(&pod.cgroup.path));
-        if self.mirror.read_surroundings(kernel).is_err() {
+        // The CPUs of an ended partition are on offer again.
+        if self.mirror.read_above(kernel).is_err() {
             self.mirror.sweep(Instant::now());
         }
         let lost = kernel.lost_cpus(&self.mirror.observed().live());
