@@ -60,11 +60,12 @@ use crate::runtime::{Changed, EventMessage, FakeRuntime, Socket, StateChange, Sy
 const OTHERS: [usize; 3] = [0, 100, 250];
 
 /// The arrival of containers: the time between creation and start (runc takes at least 50 ms), the time between two
-/// containers (in which the agent reconciles all others), and the number of containers.
+/// containers (in which the agent reconciles all others), and the number of containers. It is small, so that two versions can
+/// take turns.
 const PACES: [(Duration, Duration, usize); 3] = [
-    (Duration::ZERO, Duration::ZERO, 300),
-    (Duration::from_millis(50), Duration::ZERO, 300),
-    (Duration::from_millis(200), Duration::from_millis(300), 150),
+    (Duration::ZERO, Duration::ZERO, 100),
+    (Duration::from_millis(50), Duration::ZERO, 100),
+    (Duration::from_millis(200), Duration::from_millis(300), 50),
 ];
 
 /// The number of turns with and without the plugin, and the number of creations in each turn.

@@ -323,6 +323,10 @@ impl PodStore {
                 let Some((uid, runtime_pod)) = keyed(*one) else {
                     return changed;
                 };
+                // StartContainer tells of the pod once more, mostly with nothing new.
+                if self.runtime.get(&uid) == Some(&runtime_pod) {
+                    return changed;
+                }
                 self.runtime.insert(uid.clone(), runtime_pod);
                 changed.insert(uid);
             }

@@ -206,8 +206,9 @@ impl Schedule {
         self.follow_up = report.follow_up;
         if report.extent == TurnExtent::AllPods {
             let pause = report.duration * THROTTLE;
-            let longest = LONGEST_PAUSE.max(pause);
-            self.throttled_until = (self.throttled_until.max(now) + pause).min(now + longest);
+            let longest = now + LONGEST_PAUSE.max(pause);
+            let added = self.throttled_until.max(now) + pause;
+            self.throttled_until = self.throttled_until.max(added.min(longest));
         }
         match (report.outcome, report.extent) {
             // A turn about all pods serves all earlier triggers.
@@ -463,6 +464,45 @@ mod tests {
         // Only turns for changed cgroups are throttled.
         schedule.on(Trigger::Pods, now);
         assert_eq!(schedule.next(now), due(Trigger::Pods, true));
+    }
+
+    #[test]
+    fn the_pauses_of_several_turns_add_up_to_half_a_second() {
+        let start = Instant::now();
+        let mut schedule = synced(start);
+        let interrupted = report(
+            Trigger::Create,
+            TurnExtent::AllPods,
+            TurnOutcome::Interrupted,
+        );
+        let mut pauses = Vec::new();
+        for _ in 0..20 {
+            schedule.finished(&interrupted, start);
+            schedule.on(Trigger::Cgroups, start);
+            match schedule.next(start) {
+                NextAction::Wait(Some(until)) => pauses.push(until - start),
+                other => panic!("{other:?}"),
+            }
+        }
+        assert_eq!(pauses[..3], [40 * MS, 80 * MS, 120 * MS]);
+        assert_eq!(pauses[19], LONGEST_PAUSE);
+        // A turn about one pod, for a runtime request, delays nothing.
+        let mut schedule = synced(start);
+        let start_container = report(Trigger::StartContainer, TurnExtent::Pod, TurnOutcome::Done);
+        schedule.finished(&start_container, start);
+        assert_eq!(schedule.next(start), due(Trigger::Cgroups, true));
+        // A single long turn has a longer pause, and later turns do not shorten it.
+        let long = TurnReport {
+            duration: 1000 * MS,
+            ..interrupted
+        };
+        let mut schedule = synced(start);
+        for turn in [long, interrupted] {
+            schedule.finished(&turn, start);
+            schedule.on(Trigger::Cgroups, start);
+            let until = start + 4000 * MS;
+            assert_eq!(schedule.next(start), NextAction::Wait(Some(until)));
+        }
     }
 
     #[test]

@@ -117,7 +117,8 @@ impl World {
 
     /// Takes an update of the container runtime's pods. Pending assignments of containers that the runtime lacks end.
     pub fn take_runtime(&mut self, update: RuntimeUpdate) {
-        let changed = self.pods_mut().take_runtime(update);
+        let changed = self.pods.take_runtime(update);
+        self.must_decide |= !changed.is_empty();
         for uid in &changed {
             let pods = &self.pods;
             self.pending

@@ -4,6 +4,7 @@
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::ffi::{OsStr, OsString};
 use std::io;
+use std::ops::Bound;
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
@@ -35,7 +36,7 @@ pub struct Watch {
     /// A copy of inotify's descriptor, on which a task waits for events.
     readable: Arc<AsyncFd<OwnedFd>>,
     watches: Watches,
-    covered: HashMap<PathBuf, WatchedDirectory>,
+    covered: BTreeMap<PathBuf, WatchedDirectory>,
     directories: HashMap<WatchDescriptor, PathBuf>,
     /// Why a directory could not be watched, for example because the limit of inotify watches was
     /// reached. The next change of the directories triggers another attempt, and so does [`RETRY`].
@@ -53,6 +54,8 @@ struct WatchedDirectory {
     inode: u64,
     /// The inotify watches of the directory and of the file in it.
     watched: Vec<WatchDescriptor>,
+    /// Whether the file is watched, too, as far as there is one.
+    is_complete: bool,
     /// In a directory above the root, the only name whose events matter.
     only: Option<OsString>,
 }
@@ -137,7 +140,7 @@ impl Watch {
             inotify,
             readable: Arc::new(registered(descriptor)?),
             watches,
-            covered: HashMap::new(),
+            covered: BTreeMap::new(),
             directories: HashMap::new(),
             problem: None,
             failed_at: Instant::now(),
@@ -293,23 +296,39 @@ impl Watch {
     /// The kernel keeps the watch of a removed cgroup, and the memory behind it, until Pinfold
     /// removes it, and sends no event about the end of the cgroup itself.
     fn cover(&mut self, below: &Path) -> bool {
-        let (found, all) = (self.find(below), below == self.root);
-        let (watches, directories) = (&mut self.watches, &mut self.directories);
-        self.covered.retain(|path, covered| {
-            let stays = !(all || path.starts_with(below))
-                || found.get(path) == Some(&(covered.inode, covered.only.clone()));
-            if !stays {
-                covered.remove_watches(watches, directories);
+        let found = self.find(below);
+        for path in self.covered_at(below) {
+            let covered = self.covered.get(&path);
+            let is_same = |covered: &WatchedDirectory| {
+                found.get(&path) == Some(&(covered.inode, covered.only.clone()))
+            };
+            if !covered.is_some_and(is_same)
+                && let Some(mut gone) = self.covered.remove(&path)
+            {
+                gone.remove_watches(&mut self.watches, &mut self.directories);
             }
-            stays
-        });
+        }
         let mut new = false;
         for (path, (inode, only)) in found {
-            if !self.covered.contains_key(&path) {
-                new |= self.add(path, inode, only);
+            let is_complete = self.covered.get(&path).map(|covered| covered.is_complete);
+            if is_complete != Some(true) {
+                new |= self.add(path, inode, only) && is_complete.is_none();
             }
         }
         new
+    }
+
+    /// The watched directories at and below `below`. The root stands for all of them, those above it included.
+    fn covered_at(&self, below: &Path) -> Vec<PathBuf> {
+        if below == self.root {
+            return self.covered.keys().cloned().collect();
+        }
+        let from = (Bound::Included(below), Bound::Unbounded);
+        let covered = self.covered.range::<Path, _>(from).map(|(path, _)| path);
+        covered
+            .take_while(|path| path.starts_with(below))
+            .cloned()
+            .collect()
     }
 
     /// The existing directories at and below `below`. If that is the root, the nearest existing
@@ -369,11 +388,15 @@ impl Watch {
                 return false;
             }
         };
+        let mut is_complete = true;
         // Some kernels and some cgroups lack the file. Then the watch of the directory is enough.
         if let Some(file) = self.file.filter(|_| only.is_none()) {
             match self.watches.add(path.join(file), WatchMask::MODIFY) {
                 Ok(file) => watched.push(file),
-                Err(error) => self.note_failure(error),
+                Err(error) => {
+                    is_complete = error.kind() == io::ErrorKind::NotFound;
+                    self.note_failure(error);
+                }
             }
         }
         for watched in &watched {
@@ -386,6 +409,7 @@ impl Watch {
         let directory = WatchedDirectory {
             inode,
             watched,
+            is_complete,
             only,
         };
         self.covered.insert(path, directory);
@@ -522,6 +546,60 @@ mod tests {
         watch.changed().await.unwrap();
         assert_eq!(watch.problem(), None);
         assert_eq!(watch.covered.len(), 5);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_file_beyond_the_limit_is_named_and_tried_again() {
+        if !has_own_limit("a_file_beyond_the_limit_is_named_and_tried_again") {
+            return;
+        }
+        let dir = tempfile::tempdir().unwrap();
+        let pod = dir.path().join("a");
+        std::fs::create_dir(&pod).unwrap();
+        std::fs::write(pod.join("state"), "").unwrap();
+        // The root, the directory above it, and the pod, but not the pod's file.
+        limit_watches(3);
+        let mut watch = Watch::with_file(dir.path(), 1, Some("state")).unwrap();
+        assert!(watch.problem().is_some());
+        // Another directory changes, and the problem stays.
+        std::fs::write(dir.path().join("other"), "").unwrap();
+        watch.changed().await.unwrap();
+        assert!(watch.problem().is_some());
+        limit_watches(100);
+        watch.changed().await.unwrap();
+        assert_eq!(watch.problem(), None);
+        assert!(watch.covered[&pod].is_complete);
+    }
+
+    #[tokio::test]
+    async fn a_directory_tells_the_only_file_that_was_written() {
+        let dir = tempfile::tempdir().unwrap();
+        let pod = dir.path().join("a");
+        std::fs::create_dir(&pod).unwrap();
+        let mut watch = Watch::new(dir.path(), 1).unwrap();
+        for (written, expected) in [
+            (&["cpus"][..], Some("cpus")),
+            (&["cpus", "cpus"], Some("cpus")),
+            (&["cpus", "mems"], None),
+            (&["mems", "cpus"], None),
+        ] {
+            // The files exist, as in a cgroup.
+            for file in ["cpus", "mems"] {
+                std::fs::write(pod.join(file), "").unwrap();
+            }
+            watch.take().unwrap();
+            for file in written {
+                std::fs::write(pod.join(file), "1").unwrap();
+            }
+            let changes = watch.take().unwrap().unwrap();
+            let only = changes.directories[&pod].as_deref();
+            assert_eq!(only, expected.map(OsStr::new), "{written:?}");
+        }
+        // A directory that comes as well is more than a written file.
+        std::fs::write(pod.join("cpus"), "1").unwrap();
+        std::fs::create_dir(pod.join("inside")).unwrap();
+        let changes = watch.take().unwrap().unwrap();
+        assert_eq!(changes.directories[&pod], None);
     }
 
     #[tokio::test]
