@@ -15,7 +15,7 @@ use serde::{Deserialize, Serialize};
 
 pub use self::log::{Log, LogFormat};
 pub use self::sources::{AutoSwitch, Runtime};
-use super::api::model;
+use super::api::context;
 use crate::cpu::CpuSet;
 use crate::metrics::COLLECTORS;
 use crate::pin::cpu_isolation::CpuIsolationOptions;
@@ -431,7 +431,7 @@ impl Config {
         );
         self.log.filter()?;
         self.runtime.check()?;
-        model::check(&self.cluster.namespace, self.cluster.node_name.as_deref())
+        context::check(&self.cluster.namespace, self.cluster.node_name.as_deref())
     }
 
     /// The configuration as the text of a configuration file.

@@ -1,7 +1,7 @@
 //! [`Kernel`]: the cgroups as turns read and write them.
 
+use super::agent_node::AgentNode;
 use super::changes::CgroupChanges;
-use super::node::AgentNode;
 use crate::cpu::CpuSet;
 use crate::host::cgroup::{Cpuset, PodCgroup, PodSurroundings};
 use crate::pin::cpu_isolation::CpuIsolator;

@@ -7,8 +7,8 @@ use std::time::Duration;
 use anyhow::Context;
 use tokio::sync::{Notify, mpsc, watch};
 
+use super::agent_node::AgentNode;
 use super::event::AgentEvent;
-use super::node::AgentNode;
 use crate::cpu::CpuSet;
 use crate::host::pod_resources::{CallError, CpuManager, DevicesError, PodResources};
 use crate::pin::Snapshot;

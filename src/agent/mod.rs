@@ -14,6 +14,7 @@
 #![warn(clippy::too_many_lines, clippy::excessive_nesting)]
 
 mod access;
+mod agent_node;
 pub mod api;
 mod changes;
 pub mod config;
@@ -32,7 +33,6 @@ mod known_pods;
 mod kubelet;
 mod log_filter;
 mod mirror;
-mod node;
 mod pending;
 mod pod_lists;
 mod pod_store;
@@ -52,11 +52,11 @@ pub mod turn;
 mod unguarded;
 pub mod world;
 
+pub use agent_node::{AgentNode, environment, reserved};
 pub use event::{
     AgentEvent, CreateAnswer, PodKey, PodSource, PodsChange, PodsUpdate, RuntimePod, RuntimeUpdate,
 };
 pub use folder::read_pods;
-pub use node::{AgentNode, environment, reserved};
 #[cfg(feature = "reclaim")]
 pub use probes::ControllerProbes;
 pub use publish::isolation_problems;

@@ -4,8 +4,8 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use super::agent_node::threads;
 use super::history::own_in_force;
-use super::node::threads;
 use super::reconciler::Reconciler;
 use super::turn::TurnResult;
 use super::unguarded::Starts;

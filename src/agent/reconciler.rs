@@ -8,12 +8,12 @@ use std::time::{Duration, Instant};
 use anyhow::Context;
 use tokio::sync::{oneshot, watch};
 
+use super::agent_node::AgentNode;
 use super::event::{AgentEvent, PodSource, PodsUpdate, RuntimeUpdate};
 use super::event_queue::EventQueue;
 use super::heartbeat::Heartbeat;
 use super::history::History;
 use super::known_pods::UndescribedOwners;
-use super::node::AgentNode;
 use super::pod_store::PodStore;
 use super::schedule::{
     DueTurn, NextAction, Schedule, Trigger, TurnExtent, TurnOutcome, TurnReport,

@@ -14,6 +14,7 @@ use tokio::time::MissedTickBehavior;
 use tokio_util::sync::CancellationToken;
 
 use super::access::AccessRules;
+use super::agent_node::AgentNode;
 use super::api::{ApiTasks, ClusterContext, peers};
 use super::changes::{ChangedCgroups, WatchedTree};
 use super::config::Config;
@@ -24,7 +25,6 @@ use super::folder::ManifestFolder;
 use super::heartbeat::Heartbeat;
 use super::http::HttpState;
 use super::kubelet::AskKubelet;
-use super::node::AgentNode;
 use super::reconciler::Reconciler;
 use super::runtime;
 use super::server;

@@ -2,9 +2,9 @@
 
 use tokio::sync::oneshot;
 
+use super::agent_node::threads;
 use super::event::{CreateAnswer, RuntimePod, RuntimeUpdate, StartReply};
 use super::gate;
-use super::node::threads;
 use super::reconciler::Reconciler;
 use super::schedule::Trigger;
 use super::turn::{self, TurnResult};

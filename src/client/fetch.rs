@@ -3,7 +3,7 @@
 use tokio::sync::Semaphore;
 
 use super::endpoint::Endpoint;
-use super::node::Response;
+use super::monitored_node::Response;
 use super::scrape::ScrapeValues;
 use super::status::AgentStatus;
 

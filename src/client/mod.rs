@@ -13,7 +13,7 @@ mod endpoint;
 mod fetch;
 pub(crate) mod full_status;
 #[cfg(feature = "top")]
-mod node;
+mod monitored_node;
 #[cfg(feature = "top")]
 mod row;
 #[cfg(feature = "top")]
@@ -31,7 +31,7 @@ pub(crate) use endpoint::{Opening, Route, Stream};
 #[cfg(feature = "top")]
 pub(crate) use fetch::{MAX_REQUESTS, fetch};
 #[cfg(feature = "top")]
-pub(crate) use node::{MonitoredNode, NO_LETTER, Response};
+pub(crate) use monitored_node::{MonitoredNode, NO_LETTER, Response};
 #[cfg(feature = "top")]
 pub(crate) use row::{PodKey, PodRow, RowFigures};
 #[cfg(all(test, feature = "top"))]

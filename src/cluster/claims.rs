@@ -416,7 +416,7 @@ impl Claims {
         holder: Holder,
     ) -> Result<ClaimOutcome, Failure> {
         // This Node may itself be the earlier one, if it was replaced since the last read.
-        let node = super::node::read(&self.api, &self.owner.node).await?;
+        let node = super::own_node::read(&self.api, &self.owner.node).await?;
         if node.is_none_or(|node| node.uid != self.owner.uid) {
             return Ok(ClaimOutcome::Taken);
         }

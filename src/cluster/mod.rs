@@ -14,7 +14,7 @@
 //!
 //! While the API server is unreachable, the last known state stays in force. [`pods`] reports a pod as gone only if the
 //! server reported the deletion, and a failed read removes nothing from a node. Pure functions decide what to write
-//! ([`node::plan`], [`events::Book`], [`pods::PodCache`]); the remaining code sends and receives.
+//! ([`own_node::plan`], [`events::Book`], [`pods::PodCache`]); the remaining code sends and receives.
 //!
 //! [`Api`] is a layer over `kube::Client`, which keeps credentials, TLS and connections. It adds
 //! `Retry-After` for answers without a Status, a deadline for each request, a size bound for each
@@ -33,9 +33,9 @@ mod counters;
 pub mod events;
 mod informer;
 mod list;
-pub mod node;
 #[cfg(feature = "reclaim")]
 mod objects;
+pub mod own_node;
 pub mod peers;
 #[cfg(feature = "reclaim")]
 pub mod plan_status;

@@ -11,8 +11,8 @@ mod agent;
 pub mod build;
 mod collectors;
 pub(crate) mod families;
-mod model;
 mod page;
+mod peer;
 mod process;
 #[cfg(feature = "reclaim")]
 mod reclaim;
@@ -33,8 +33,8 @@ pub use collectors::COLLECTORS;
 pub use families::{
     AGENT_FAMILIES, API_FAMILIES, FAMILIES, Family, FamilyKind, RECLAIM_FAMILIES, RUNTIME_FAMILIES,
 };
-pub use model::{Peer, UnknownPeers};
 pub use page::{Chunk, Format, Labels, Lines, Page};
+pub use peer::{Peer, UnknownPeers};
 #[cfg(feature = "reclaim")]
 pub use reclaim::ReclaimMetrics;
 pub use value::Value;

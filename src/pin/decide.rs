@@ -17,9 +17,9 @@ use crate::pod::{
     Balancing, Container, ContainerKind, Entitlement, MemoryPolicy, Qos, Recognition, RecognizedPod,
 };
 
+pub use input::{ContainerMove, DecisionContext, DecisionInput};
+use input::{PodRequest, ShortfallNote};
 pub use known::{Description, KnownPod, KnownPods};
-pub use model::{ContainerMove, DecisionContext, DecisionInput};
-use model::{PodRequest, ShortfallNote};
 
 /// The decision about a container of a known pod.
 #[derive(Debug, Clone, PartialEq)]
@@ -332,9 +332,9 @@ impl PodRequest<'_> {
     }
 }
 
+mod input;
 mod known;
 mod memory;
-mod model;
 mod place;
 #[cfg(test)]
 mod tests;

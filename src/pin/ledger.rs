@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 
 use super::assignment::union;
-use super::model::{IDLE_CGROUP, PodPlan};
+use super::desired::{IDLE_CGROUP, PodPlan};
 use super::{AssignmentRecord, PodAssignment};
 use crate::cpu::CpuSet;
 use crate::host::cgroup::{

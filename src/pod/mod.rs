@@ -30,12 +30,12 @@
 
 mod command;
 mod cpu_preferences;
+mod description;
 mod entitlement;
 mod from_k8s;
 mod keys;
 mod launcher;
 mod manifest;
-mod model;
 mod object;
 mod processes;
 mod qos;
@@ -52,13 +52,13 @@ mod variables;
 mod verdict;
 
 pub use cpu_preferences::{Balancing, CpuPreferences, MemoryPolicy, cpu_preferences};
+pub use description::{Container, ContainerIds, ContainerKind, EnvSource, Pod, Qos, Resources};
 pub use entitlement::{
     Entitlement, MOST_CPUS, Policy, Training, entitlement, is_denied, is_required, training,
 };
 pub use from_k8s::PodError;
 pub use keys::{ContainerKey, ObjectName};
 pub use manifest::{ManifestError, SyntaxError, parse, repeated};
-pub use model::{Container, ContainerIds, ContainerKind, EnvSource, Pod, Qos, Resources};
 pub use object::PodObject;
 pub use processes::{Processes, processes};
 pub use qos::{guaranteed_obstacle, qos};

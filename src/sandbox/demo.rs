@@ -10,8 +10,8 @@ use tokio_util::sync::CancellationToken;
 
 use super::interference::MeasuredInterference;
 use super::job::{self, DemoPod, Mode, Setting};
+use super::local_node::{LocalNode, PodStart, TREE};
 use super::neighbors::NeighborKind;
-use super::node::{LocalNode, PodStart, TREE};
 use super::sample::{Sample, SampledCounters};
 use crate::agent::config::{AutoSwitch, Config, Metrics, Runtime};
 use crate::agent::{Agent, AgentNode};

@@ -21,7 +21,7 @@ pub mod bench;
 pub mod demo;
 pub mod interference;
 pub mod job;
+mod local_node;
 pub mod neighbors;
-mod node;
 mod sample;
 pub mod train;

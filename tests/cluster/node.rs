@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use pinfold::cluster::node::{ApplyOutcome, LabelStep, OwnNode, apply, plan, read, set_taints};
+use pinfold::cluster::own_node::{ApplyOutcome, LabelStep, OwnNode, apply, plan, read, set_taints};
 use pinfold::cluster::{Api, ErrorKind, Failure};
 use serde_json::json;
 

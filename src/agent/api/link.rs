@@ -7,7 +7,7 @@ use k8s_openapi::jiff::Timestamp;
 use serde::Serialize;
 use tokio::sync::watch;
 
-use super::model::ClusterContext;
+use super::context::ClusterContext;
 use crate::cluster::{ApiCounters, scenes};
 
 /// The state of the API connection.

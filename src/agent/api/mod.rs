@@ -10,9 +10,9 @@
 //! [`ClusterContext`] is the handle for every task that uses the API, and is cheap to clone. `ClusterContext::start` starts the
 //! tasks. When the agent stops, the tasks end at once. Only waiting Events get a short time.
 
+pub(super) mod context;
 mod last_slot;
 mod link;
-pub(super) mod model;
 mod news;
 mod own_uid;
 pub(super) mod peers;
@@ -37,9 +37,9 @@ use crate::cluster::scenes::{self as followed_scenes, Scenes};
 use crate::host::cgroup::Cgroups;
 use crate::pin::Snapshot;
 
+use context::node_name;
+pub use context::{ApiPods, ClusterContext};
 pub(super) use link::{ClusterLink, ClusterLinkState};
-use model::node_name;
-pub use model::{ApiPods, ClusterContext};
 
 /// How long the API server may take to answer a request.
 const DEADLINE: std::time::Duration = std::time::Duration::from_secs(30);

@@ -10,7 +10,7 @@ use std::sync::Arc;
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
-use super::model::ApiPods;
+use super::context::ApiPods;
 use crate::cluster::events::{EventDetails, Recorder};
 use crate::cpu::CpuSet;
 use crate::pin::decide::RefusalSource;

@@ -4,9 +4,9 @@ use std::time::Duration;
 
 use tokio::sync::{mpsc, watch};
 
-use super::model::ApiPods;
+use super::context::ApiPods;
 use crate::agent::event::AgentEvent;
-use crate::cluster::{Api, Backoff, Failure, Jitter, node};
+use crate::cluster::{Api, Backoff, Failure, Jitter, own_node};
 use crate::pod::ApiUid;
 
 /// The first wait after a failed request. Each further wait is twice as long, up to [`BETWEEN`].
@@ -24,7 +24,7 @@ pub(super) async fn tell(
     reconciler: mpsc::Sender<AgentEvent>,
 ) -> anyhow::Result<()> {
     let read = || async {
-        Ok(node::read(&api, &name)
+        Ok(own_node::read(&api, &name)
             .await?
             .map(|found| ApiUid::from(found.uid)))
     };

@@ -7,7 +7,7 @@ use std::time::Duration;
 use tokio::sync::{mpsc, watch};
 use tokio::time::Instant;
 
-use super::model::ApiPods;
+use super::context::ApiPods;
 use crate::cluster::peers::{JobMember, members};
 use crate::cluster::{Api, Jitter};
 use crate::metrics::UnknownPeers;

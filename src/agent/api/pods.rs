@@ -6,8 +6,8 @@ use std::time::Duration;
 use k8s_openapi::jiff::Timestamp;
 use tokio::sync::{mpsc, watch};
 
+use super::context::ApiPods;
 use super::link::{ApiConnection, ApiWait};
-use super::model::ApiPods;
 use crate::agent::event::{AgentEvent, PodKey, PodSource, PodsChange, PodsUpdate};
 use crate::cluster::pods::PodsEvent;
 

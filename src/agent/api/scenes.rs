@@ -2,7 +2,7 @@
 
 use tokio::sync::watch;
 
-use super::model::ApiPods;
+use super::context::ApiPods;
 use crate::cluster::scenes::{RunningPod, RunningPods};
 
 /// Sends the unfinished pods to the scene task at each change.

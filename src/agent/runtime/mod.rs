@@ -18,10 +18,10 @@ use std::sync::Arc;
 use tokio::sync::{mpsc, watch};
 use tokio_util::sync::CancellationToken;
 
+use super::agent_node::AgentNode;
 use super::api::ApiTasks;
 use super::config::{AutoSwitch, Runtime};
 use super::event::AgentEvent;
-use super::node::AgentNode;
 use super::tasks::Tasks;
 use crate::metrics::AgentMetrics;
 use crate::nri;

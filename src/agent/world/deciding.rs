@@ -4,8 +4,8 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use super::World;
+use crate::agent::agent_node;
 use crate::agent::kernel::Kernel;
-use crate::agent::node;
 use crate::cpu::{CpuSet, Topology};
 use crate::host::cgroup::ContainerCgroup;
 use crate::pin::decide::{DecisionContext, DecisionInput, Decisions, decide};
@@ -31,7 +31,7 @@ impl World {
     /// CPUs are never chosen: reserved CPUs are the part of the pods' CPUs that stays shared.
     pub(in crate::agent) fn choose_reserved(&mut self, context: &DecisionContext<'_>) {
         if context.reserved.is_empty() {
-            node::choose_reserved(&mut self.default_reserved, context.topology, &self.ledger);
+            agent_node::choose_reserved(&mut self.default_reserved, context.topology, &self.ledger);
         }
     }
 

@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 use std::time::{Duration, Instant};
 
-use super::model::EventDetails;
+use super::details::EventDetails;
 
 /// The limit on Events per pod and reason. Further notes raise the count of the last Event.
 const NOTES_PER_REASON: usize = 4;

@@ -12,7 +12,7 @@
 //! it. It writes every repetition, has no limit, and does not try again if the request fails.
 
 mod book;
-mod model;
+mod details;
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -33,7 +33,7 @@ use super::{Api, ApiCounters, Call, ErrorKind, Failure, Jitter, MANAGER};
 use crate::text::terminal::escape;
 
 pub use book::{Book, EventWrite};
-pub use model::EventDetails;
+pub use details::EventDetails;
 
 /// The longest note that the API server accepts, in bytes.
 const LONGEST_NOTE: usize = 1024;

@@ -6,9 +6,9 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use super::model::{DecisionState, SlotDecisionInput};
 use super::plans::name_of;
-use crate::cluster::node::OwnNode;
+use super::slot_state::{DecisionState, SlotDecisionInput};
+use crate::cluster::own_node::OwnNode;
 use crate::scene::{
     Holding, LEAVING_LABEL, LabelKeys, ScenePlan, Slot, is_hashed_lease, is_lease_of, slots,
 };

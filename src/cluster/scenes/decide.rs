@@ -29,9 +29,9 @@ use std::collections::BTreeMap;
 use k8s_openapi::api::core::v1::Taint;
 
 use super::current_slot::{CurrentSlot, labelled, of_lease};
-use super::model::{DecisionState, Phase, PlanVersion, SlotDecisionInput};
 use super::plans::name_of;
-use crate::cluster::node::{self, LabelConflict, LabelStep};
+use super::slot_state::{DecisionState, Phase, PlanVersion, SlotDecisionInput};
+use crate::cluster::own_node::{self, LabelConflict, LabelStep};
 use crate::scene::{
     LEAVING_LABEL, LabelKeys, Node, OnBusy, ScenePlan, Slot, SlotDuty, Slots, SwitchDecision,
     WantedSlot, duty, is_candidate, is_hashed_lease, is_lease_of, slots, switch, value_fault,
@@ -221,7 +221,7 @@ impl Judge<'_> {
             .collect();
         let name = Some(name_of(plan)).filter(|name| value_fault(name).is_none());
         labels.insert(LEAVING_LABEL.to_owned(), name.unwrap_or("true").to_owned());
-        match node::plan(node, &labels) {
+        match own_node::plan(node, &labels) {
             LabelStep::Apply(labels) => Some(SlotAction::Label(labels)),
             LabelStep::Nothing | LabelStep::Conflict(_) => None,
         }
@@ -307,7 +307,7 @@ impl Judge<'_> {
             return self.conflict(plan, self.memory.conflicts.clone());
         }
         let mut conflicts = self.label_conflicts(keys, |key| wanted.get(key).cloned());
-        let step = node::plan(self.input.node, &wanted);
+        let step = own_node::plan(self.input.node, &wanted);
         if let LabelStep::Conflict(step_conflicts) = &step
             && conflicts.is_empty()
         {
@@ -350,7 +350,7 @@ impl Judge<'_> {
             .into_iter()
             .map(|(key, value)| (key.clone(), value.clone()))
             .collect();
-        let labels = || match node::plan(node, &kept) {
+        let labels = || match own_node::plan(node, &kept) {
             LabelStep::Apply(labels) => Some(SlotAction::Label(labels)),
             LabelStep::Nothing | LabelStep::Conflict(_) => None,
         };

@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use super::current_slot::labelled;
 use super::plans::{Plans, name_of};
-use crate::cluster::node::OwnNode;
+use crate::cluster::own_node::OwnNode;
 use crate::scene::{LabelKeys, ScenePlan, Slot, Slots, WantedSlot, value_fault};
 
 /// The most claims that are read by name. A list costs less than more reads.

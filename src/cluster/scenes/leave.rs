@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use super::decide::is_our_taint;
 use crate::cluster::claims::{ClaimOwner, ClaimSettings, Claims};
-use crate::cluster::node::{self, ApplyOutcome, OwnNode};
+use crate::cluster::own_node::{self, ApplyOutcome, OwnNode};
 use crate::cluster::{Api, Failure};
 use crate::scene::ScenePlan;
 
@@ -43,7 +43,7 @@ pub async fn leave(
     let mut left = RemovedItems::default();
     for _ in 0..TRIES {
         // Kubernetes deletes the claims of a deleted Node.
-        let Some(node) = node::read(api, name).await? else {
+        let Some(node) = own_node::read(api, name).await? else {
             return Ok(left);
         };
         let owner = ClaimOwner {
@@ -86,7 +86,7 @@ async fn remove_labels_and_taints(
         .partition(|taint| is_our_taint(taint, plans));
     let (mut now, mut failed) = (node.clone(), None);
     if !own_taints.is_empty() {
-        match node::set_taints(api, node, &others).await {
+        match own_node::set_taints(api, node, &others).await {
             Ok(ApplyOutcome::Done(node)) => now = *node,
             Ok(ApplyOutcome::Gone | ApplyOutcome::Replaced | ApplyOutcome::Conflict(_)) => {
                 return (true, None);
@@ -95,7 +95,7 @@ async fn remove_labels_and_taints(
         }
     }
     if !now.own_labels.is_empty() {
-        match node::apply(api, &now, &BTreeMap::new()).await {
+        match own_node::apply(api, &now, &BTreeMap::new()).await {
             Ok(ApplyOutcome::Done(_)) => {}
             Ok(ApplyOutcome::Gone | ApplyOutcome::Replaced | ApplyOutcome::Conflict(_)) => {
                 return (true, failed);

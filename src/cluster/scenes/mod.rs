@@ -33,10 +33,10 @@ mod current_slot;
 mod decide;
 mod labels;
 mod leave;
-mod model;
 mod plans;
 mod settings;
 mod slot_reconciler;
+mod slot_state;
 
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
@@ -44,13 +44,13 @@ use tokio_util::sync::CancellationToken;
 pub use cluster_objects::{nodes, plans};
 pub use decide::{SlotAction, SlotDecision, decide};
 pub use leave::{RemovedItems, leave};
-pub use model::{
-    DecisionState, Phase, RunningPod, RunningPods, Scenes, SlotDecisionInput, SlotState,
-};
 pub use plans::Plans;
 #[cfg(feature = "reclaim")]
 pub(super) use plans::{PLAN_LIST, PLANS, read_plan};
 pub use settings::SceneSettings;
+pub use slot_state::{
+    DecisionState, Phase, RunningPod, RunningPods, Scenes, SlotDecisionInput, SlotState,
+};
 
 // === impl Scenes ===
 

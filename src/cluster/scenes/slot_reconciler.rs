@@ -11,12 +11,12 @@ use tokio::time::Instant;
 
 use super::decide::{SlotDecision, decide};
 use super::labels::{named, usual};
-use super::model::{DecisionState, Phase, Scenes, SlotDecisionInput, SlotState};
 use super::plans::{Plans, name_of, slots_of};
+use super::slot_state::{DecisionState, Phase, Scenes, SlotDecisionInput, SlotState};
 use crate::cluster::backoff::BackoffPolicy;
 use crate::cluster::claims::{self, ClaimGuard, ClaimOwner, ClaimState, Claims};
 use crate::cluster::events::EventDetails;
-use crate::cluster::node::{self, OwnNode};
+use crate::cluster::own_node::{self, OwnNode};
 use crate::cluster::{ErrorKind, Failure, Jitter};
 use crate::scene::ScenePlan;
 
@@ -239,7 +239,7 @@ impl SlotReconciler {
     /// Variables of containers need them before the first pass, which waits for a random time and
     /// repeats a failed read.
     async fn publish_default_labels(&self) {
-        let Ok(Some(node)) = node::read(&self.scenes.api, &self.scenes.node).await else {
+        let Ok(Some(node)) = own_node::read(&self.scenes.api, &self.scenes.node).await else {
             return;
         };
         let new = Some(usual(&node));
@@ -254,7 +254,7 @@ impl SlotReconciler {
         let Scenes {
             api, node: name, ..
         } = &self.scenes;
-        let node = node::read(api, name)
+        let node = own_node::read(api, name)
             .await?
             .ok_or(PassError::NoNode("is --node-name right?"))?;
         self.uid = Some(node.uid.clone());
@@ -456,7 +456,7 @@ impl SlotReconciler {
         }
         if self.uid.is_none() {
             // The Event needs the Node's uid. If the read fails, only the published state has the failure.
-            let read = node::read(&self.scenes.api, &self.scenes.node).await;
+            let read = own_node::read(&self.scenes.api, &self.scenes.node).await;
             self.uid = read.ok().flatten().map(|node| node.uid);
         }
         self.reported_failure = Some(key.to_owned());

@@ -6,7 +6,7 @@ use serde::Serialize;
 
 use super::design::Design;
 use super::estimate::{Estimate, FEWEST_BLOCKS, Logs};
-use super::model::{Condition, Part, Question, Run};
+use super::questions::{Condition, Part, Question, Run};
 
 /// The answer to a question. It is about the ratio of the values with the factor to those without.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]

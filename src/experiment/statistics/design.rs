@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 
 use serde::Serialize;
 
-use super::model::{Condition, Part, Question};
+use super::questions::{Condition, Part, Question};
 
 /// The usual number of blocks.
 pub const USUAL_REPEATS: usize = 6;
@@ -186,7 +186,7 @@ impl Design {
 
 #[cfg(test)]
 mod tests {
-    use super::super::model::Way;
+    use super::super::questions::Way;
     use super::*;
 
     fn design(scenes: usize, ways: &[Way], options: DesignOptions) -> Design {

@@ -21,7 +21,7 @@
 mod contrast;
 mod design;
 mod estimate;
-mod model;
+mod questions;
 mod speedup;
 mod student;
 mod summary;
@@ -29,7 +29,7 @@ mod summary;
 pub use contrast::{Contrast, RunError, Verdict};
 pub use design::{Design, DesignError, DesignOptions, ExtensionError, USUAL_MARGIN, USUAL_REPEATS};
 pub use estimate::{Estimate, FEWEST_BLOCKS};
-pub use model::{Condition, Part, Question, Run, Way};
+pub use questions::{Condition, Part, Question, Run, Way};
 pub use speedup::SpeedupPoint;
 pub use summary::{Summary, percentile, quantile};
 

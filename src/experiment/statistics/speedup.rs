@@ -5,7 +5,7 @@ use serde::Serialize;
 use super::contrast::{RunError, Values};
 use super::design::Design;
 use super::estimate::Estimate;
-use super::model::{Condition, Part, Run};
+use super::questions::{Condition, Part, Run};
 
 #[derive(Debug, Clone, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
@@ -88,7 +88,7 @@ impl Design {
 #[cfg(test)]
 mod tests {
     use super::super::design::DesignOptions;
-    use super::super::model::Way;
+    use super::super::questions::Way;
     use super::*;
 
     /// Cases of 10, 20 and 5 workers; the second case of scene 1 wasn't planned.

@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use std::str::FromStr;
 use std::time::Duration;
 
-use super::model::{CgroupVersion, Cgroups, Result, ignore_gone};
+use super::cgroups::{CgroupVersion, Cgroups, Result, ignore_gone};
 use crate::host::file::{self, FileError, Reader};
 
 /// CPU controller counters of a cgroup since its creation; `None` where no controller counts the value.

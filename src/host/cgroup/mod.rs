@@ -3,9 +3,9 @@
 //! Paths of cgroups are relative to the hierarchy's mount point, without a slash in front:
 //! `kubepods/pod1/c0ffee`. On cgroup v1 the same path is looked up in each controller's hierarchy.
 
+mod cgroups;
 mod counters;
 mod layout;
-mod model;
 mod namespace;
 mod narrowed;
 mod partition;
@@ -25,11 +25,11 @@ use nix::libc::EOPNOTSUPP;
 use super::file;
 use crate::cpu::CpuSet;
 
+pub(in crate::host) use cgroups::ignore_gone;
+pub use cgroups::{CgroupError, CgroupVersion, Cgroups, Cpuset, Partition, PartitionKind, Quota};
+use cgroups::{Result, contains_word, cpu_list, cpu_list_optional, directories, join, populated};
 pub use counters::{CgroupCounters, Counters, CpuStat, CpuUsage, NumaUsage, Pressure, RESOURCES};
 pub use layout::{is_below, is_within};
-pub(in crate::host) use model::ignore_gone;
-pub use model::{CgroupError, CgroupVersion, Cgroups, Cpuset, Partition, PartitionKind, Quota};
-use model::{Result, contains_word, cpu_list, cpu_list_optional, directories, join, populated};
 pub use namespace::join_host;
 pub use narrowed::NestedCgroup;
 pub use partition::{AncestorCgroup, PARTITION, PodSurroundings};

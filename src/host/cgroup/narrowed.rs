@@ -10,8 +10,8 @@ use std::os::unix::fs::MetadataExt;
 
 use serde::{Deserialize, Serialize};
 
+use super::cgroups::{CgroupVersion, Cgroups, Result, cpu_list, ignore_gone, join};
 use super::layout;
-use super::model::{CgroupVersion, Cgroups, Result, cpu_list, ignore_gone, join};
 use super::settings::NoteSubject;
 use crate::cpu::CpuSet;
 

@@ -5,11 +5,11 @@
 //! effect, and only `cpuset.cpus.partition`, read afterwards, shows a failure: hence
 //! [`Partition::Invalid`].
 
-use super::layout::{self, PodTreeEntry};
-use super::model::{
+use super::cgroups::{
     CgroupError, Cgroups, Cpuset, Partition, PartitionKind, Result, contains_word, cpu_list,
     cpu_list_optional, ignore_gone, join,
 };
+use super::layout::{self, PodTreeEntry};
 use crate::cpu::CpuSet;
 use crate::host::file;
 

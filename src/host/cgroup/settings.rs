@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 
 use cgroups_rs::fs::cpu::CpuController;
 
-use super::model::{
+use super::cgroups::{
     CgroupError, CgroupVersion, Cgroups, Quota, Result, cpu_list, cpu_list_optional,
 };
 use super::systemd::ALLOWED_MEMORY_NODES;

@@ -4,11 +4,11 @@ use std::fs;
 use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 
-use super::layout::{self, PodTreeEntry};
-use super::model::{
+use super::cgroups::{
     CgroupError, CgroupVersion, Cgroups, Cpuset, Quota, Result, contains_word, cpu_list,
     cpu_list_optional, directories, ignore_gone,
 };
+use super::layout::{self, PodTreeEntry};
 use super::narrowed::{NestedCgroup, within};
 use super::settings::CgroupMemory;
 use crate::cpu::CpuSet;

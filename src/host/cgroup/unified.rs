@@ -7,7 +7,7 @@ use std::io;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
-use super::model::{CgroupVersion, Cgroups, populated};
+use super::cgroups::{CgroupVersion, Cgroups, populated};
 use crate::host::file;
 
 /// The hierarchy of version 2.

@@ -5,7 +5,7 @@ use super::super::families::{
     CONTAINER_CPU_USAGE_SECONDS,
 };
 use super::super::page::Page;
-use super::model::CollectOutcome;
+use super::measured::CollectOutcome;
 use super::scrape::{Collector, Scrape};
 
 #[derive(Debug)]

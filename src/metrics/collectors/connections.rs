@@ -18,9 +18,9 @@ use super::super::families::{
     PEER_RECEIVE_BYTES, PEER_TRANSMIT_BYTES, POD_TCP_BUSY_SECONDS, POD_TCP_CONNECTIONS,
     POD_TCP_RTT_SECONDS, POD_TCP_RWND_LIMITED_SECONDS, POD_TCP_SNDBUF_LIMITED_SECONDS,
 };
-use super::super::model::{Peer, UnknownPeers};
 use super::super::page::Page;
-use super::model::{CollectOutcome, Host, Unsupported, measured_containers, pod_labels, pods};
+use super::super::peer::{Peer, UnknownPeers};
+use super::measured::{CollectOutcome, Host, Unsupported, measured_containers, pod_labels, pods};
 use super::scrape::{Collector, Scrape};
 use crate::host::cgroup::Unified;
 use crate::host::diag::{SocketDiag, TcpConnection, TcpState};

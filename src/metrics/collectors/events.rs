@@ -14,7 +14,7 @@ use super::super::families::{
 };
 use super::super::page::{Lines, Page};
 use super::event_totals::{CountedOwner, EventTotals, plan};
-use super::model::CollectOutcome;
+use super::measured::CollectOutcome;
 use super::scrape::{Collector, Scrape};
 use super::shared_events::SharedCounters;
 use crate::host::perf::{self, CounterGroup, EVENTS, PerfError, PerfEvent, PerfEvents};

@@ -6,7 +6,7 @@ use super::super::families::{
     CONTAINER_INTERFERENCE_CPU_ERROR_SECONDS, CONTAINER_INTERFERENCE_CPU_SECONDS,
 };
 use super::super::page::Page;
-use super::model::CollectOutcome;
+use super::measured::CollectOutcome;
 use super::scrape::{Collector, Scrape};
 use crate::host::busy::Sampler;
 use crate::host::cgroup::CpuUsage;

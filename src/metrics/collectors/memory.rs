@@ -2,7 +2,7 @@
 
 use super::super::families::CONTAINER_MEMORY_NUMA_BYTES;
 use super::super::page::Page;
-use super::model::CollectOutcome;
+use super::measured::CollectOutcome;
 use super::scrape::{Collector, Scrape};
 
 #[derive(Debug)]

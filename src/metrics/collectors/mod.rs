@@ -7,8 +7,8 @@ mod connections;
 mod event_totals;
 mod events;
 mod interference;
+mod measured;
 mod memory;
-mod model;
 mod monitor_plan;
 mod network;
 mod pod_networks;
@@ -40,13 +40,13 @@ use crate::pin::Snapshot;
 use crate::pin::snapshot::ContainerState;
 use crate::pod::ThreadStatus;
 use cgroup_numbers::CgroupNumbers;
-use model::{CollectOutcome, Deadline, Unsupported};
+use measured::{CollectOutcome, Deadline, Unsupported};
 use scrape::{Collector, Scrape, SharedState};
 
 use thread_records::ThreadRecords;
 
 pub(super) use connections::ConnectionSampler;
-pub(super) use model::Host;
+pub(super) use measured::Host;
 
 /// The time limit of a collector, within the time limit of the page. Series that a collector has not written by then are
 /// missing from the page. Unit tests have more time, because their machine may be busy.

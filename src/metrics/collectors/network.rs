@@ -11,7 +11,7 @@ use super::super::families::{
     POD_NETWORK_TRANSMIT_PACKETS_DROPPED,
 };
 use super::super::page::{Labels, Lines, Page};
-use super::model::CollectOutcome;
+use super::measured::CollectOutcome;
 use super::pod_networks::NetworkScope;
 use super::scrape::{Collector, Scrape};
 use crate::host::proc::InterfaceTraffic;

@@ -4,7 +4,7 @@
 use std::collections::{BTreeMap, HashMap};
 
 use super::super::page::Labels;
-use super::model::{MeasuredContainer, pod_labels};
+use super::measured::{MeasuredContainer, pod_labels};
 use crate::host::proc::{NetnsHandles, NetnsKey, Proc};
 
 /// The owner of a pod's network namespace.

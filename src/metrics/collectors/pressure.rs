@@ -2,7 +2,7 @@
 
 use super::super::families::CONTAINER_PRESSURE_SECONDS;
 use super::super::page::{Labels, Lines, Page};
-use super::model::CollectOutcome;
+use super::measured::CollectOutcome;
 use super::scrape::{Collector, Scrape};
 use crate::host::cgroup::{Pressure, RESOURCES};
 

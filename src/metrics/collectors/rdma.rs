@@ -10,7 +10,7 @@ use super::super::families::{
     POD_RDMA_TRANSMIT_BYTES, POD_RDMA_TRANSMIT_PACKETS,
 };
 use super::super::page::{Labels, Lines, Page};
-use super::model::CollectOutcome;
+use super::measured::CollectOutcome;
 use super::pod_networks::NetworkScope;
 use super::scrape::{Collector, Scrape};
 use crate::host::rdma::{self, COUNTERS, RdmaPort};

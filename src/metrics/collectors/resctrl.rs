@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use super::super::families::{CONTAINER_LLC_OCCUPANCY_BYTES, CONTAINER_MEMORY_BANDWIDTH_BYTES};
 use super::super::page::{Lines, Page};
-use super::model::{CollectOutcome, MeasuredContainer};
+use super::measured::{CollectOutcome, MeasuredContainer};
 use super::monitor_plan::{BandwidthTotals, MonitorPlan, MonitorStep, WantedGroup, name, plan};
 use super::scrape::{Collector, Scrape};
 use crate::cpu::CpuSet;

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use super::super::page::Page;
 use super::cgroup_numbers::CgroupNumbers;
-use super::model::{CollectOutcome, Deadline, Host, MeasuredContainer, measured_containers};
+use super::measured::{CollectOutcome, Deadline, Host, MeasuredContainer, measured_containers};
 use super::pod_networks::PodNetworks;
 use super::thread_records::ThreadRecords;
 use crate::host::cgroup::Counters;

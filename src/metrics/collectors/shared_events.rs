@@ -6,7 +6,7 @@ use std::collections::{BTreeMap, HashSet};
 use std::fs::File;
 
 use super::event_totals::{EventTotals, choose};
-use super::model::MeasuredContainer;
+use super::measured::MeasuredContainer;
 use super::scrape::Scrape;
 use crate::cpu::CpuSet;
 use crate::host::perf::{CounterGroup, EVENTS, PerfError, PerfEvent};

@@ -11,7 +11,7 @@ use super::super::families::{
     POD_TCP_RETRANSMITTED_SEGMENTS, POD_TCP_SENT_SEGMENTS, POD_TCP_TIMEOUTS,
 };
 use super::super::page::{Labels, Page};
-use super::model::{CollectOutcome, Unsupported, pod_labels, pods};
+use super::measured::{CollectOutcome, Unsupported, pod_labels, pods};
 use super::pod_networks::NetworkScope;
 use super::scrape::{Collector, Scrape};
 use crate::host::sockets::{

@@ -7,7 +7,7 @@ use super::super::families::{
     CONTAINER_THREADS_EXPECTED, ENFORCEMENT_INFO, NODE_CPUS, POD_INFO, POD_OWNED_CPUS,
 };
 use super::super::page::{Labels, Page};
-use super::model::{CollectOutcome, is_measured, pod_labels};
+use super::measured::{CollectOutcome, is_measured, pod_labels};
 use super::scrape::{Collector, Scrape};
 use crate::cpu::CpuSet;
 use crate::pin::snapshot::ContainerState;

@@ -13,7 +13,7 @@ use super::super::families::{
     CONTAINER_THREADS_VERDICT,
 };
 use super::super::page::Page;
-use super::model::{CollectOutcome, MeasuredContainer};
+use super::measured::{CollectOutcome, MeasuredContainer};
 use super::scrape::{Collector, Scrape};
 use super::thread_records::{ThreadRecord, ThreadRecords, ThreadSample};
 use crate::cpu::CpuSet;

@@ -12,7 +12,7 @@ use super::super::families::{
     POD_TCP_RETRANSMITTED_SEGMENTS, POD_TCP_SENT_SEGMENTS, POD_TCP_TIMEOUTS,
 };
 use super::super::page::{Labels, Page};
-use super::model::CollectOutcome;
+use super::measured::CollectOutcome;
 use super::pod_networks::{NetworkScope, PodNetwork};
 use super::scrape::{Collector, Scrape, SharedState};
 use crate::host::proc::{NamespaceTcpCounts, Proc};

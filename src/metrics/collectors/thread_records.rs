@@ -4,7 +4,7 @@
 use std::collections::{BTreeMap, HashMap};
 use std::time::{Duration, Instant};
 
-use super::model::ThreadCount;
+use super::measured::ThreadCount;
 use crate::cpu::CpuSet;
 use crate::host::proc::Task;
 

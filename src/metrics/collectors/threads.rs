@@ -8,7 +8,7 @@ use super::super::families::{
     CONTAINER_CONTEXT_SWITCHES, CONTAINER_CPU_RUN_DELAY_SECONDS, CONTAINER_THREADS,
 };
 use super::super::page::Page;
-use super::model::{CollectOutcome, ThreadCount};
+use super::measured::{CollectOutcome, ThreadCount};
 use super::scheduler_totals::SchedulerTotals;
 use super::scrape::{Collector, Scrape};
 use crate::host::proc::{Proc, SchedulerCounts};

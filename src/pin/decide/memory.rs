@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use super::model::{DecisionInput, PodRequest};
+use super::input::{DecisionInput, PodRequest};
 use crate::cpu::CpuSet;
 use crate::pin::{Ledger, PodAssignment};
 use crate::pod::MemoryPolicy;

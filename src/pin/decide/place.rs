@@ -3,8 +3,8 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use super::super::assignment::union;
+use super::input::{ContainerMove, DecisionInput, PodRequest, ShortfallNote};
 use super::known::Description;
-use super::model::{ContainerMove, DecisionInput, PodRequest, ShortfallNote};
 use crate::cpu::{
     CoreKinds, Cores, CpuSet, Owner, Placement, PlacementRefusal, Request, cpu_count,
 };

@@ -20,7 +20,7 @@ mod state;
 
 use state::{Leaf, PartitionState, PodTarget};
 
-use super::super::model::IDLE_CGROUP;
+use super::super::desired::IDLE_CGROUP;
 use super::memory;
 use super::records::{give_back_quota, lift_quota, remove_record, write_record};
 use super::release::{member, restored_cpus};

@@ -3,7 +3,7 @@
 
 use serde::Serialize;
 
-use super::model::{Comparison, Effect, MachineFacts, Metric, WaySummary};
+use super::effect::{Comparison, Effect, MachineFacts, Metric, WaySummary};
 use super::plan::{BenchPlan, BenchProgram};
 use crate::text::counted;
 

@@ -11,7 +11,7 @@ use std::process::{Child, Command, Stdio};
 use anyhow::Context;
 
 use crate::host::cgroup::Cgroups;
-use crate::sandbox::node;
+use crate::sandbox::local_node;
 
 /// The cleanup process. A drop starts the cleanup and waits until the process ends.
 #[derive(Debug)]
@@ -63,5 +63,5 @@ pub fn sweep(cgroup_dir: &Path) -> anyhow::Result<()> {
     let mut nothing = Vec::new();
     // A read error counts as the end of the input.
     let _ = std::io::stdin().read_to_end(&mut nothing);
-    node::clear(&Cgroups::detect(cgroup_dir)?)
+    local_node::clear(&Cgroups::detect(cgroup_dir)?)
 }

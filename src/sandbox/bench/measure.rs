@@ -19,7 +19,7 @@ use crate::host::file;
 use crate::host::proc::Proc;
 use crate::host::spawn::Stderr;
 use crate::sandbox::interference::MeasuredInterference;
-use crate::sandbox::node::{LineListener, LocalNode, PodStart};
+use crate::sandbox::local_node::{LineListener, LocalNode, PodStart};
 use crate::sandbox::sample::Sample;
 
 /// The keys of the reasons for missing migrations and step times. All other keys are names of

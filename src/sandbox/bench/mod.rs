@@ -15,11 +15,11 @@
 
 pub mod claims;
 mod compared;
+mod effect;
 mod figures;
 mod guard;
 pub mod job;
 mod measure;
-mod model;
 pub mod picture;
 pub mod plan;
 pub mod report;
@@ -32,7 +32,7 @@ use anyhow::Context;
 use tokio_util::sync::CancellationToken;
 
 use super::interference::MeasuredInterference;
-use super::node::{LocalNode, TREE};
+use super::local_node::{LocalNode, TREE};
 use crate::agent::config::{AutoSwitch, Config, EnforcementChoice, Metrics, Runtime};
 use crate::agent::{self, Agent, AgentNode};
 use crate::cpu::CpuSet;

@@ -9,7 +9,7 @@ use crate::experiment::statistics::{
 };
 use crate::text::units;
 
-pub use super::model::{Comparison, Effect, MachineFacts, Metric, Run, WaySummary};
+pub use super::effect::{Comparison, Effect, MachineFacts, Metric, Run, WaySummary};
 
 #[derive(Debug, Clone, Serialize)]
 #[serde(rename_all = "camelCase")]

@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use serde_json::{Value, json};
 
 use super::*;
-use crate::cluster::node::OwnNode;
+use crate::cluster::own_node::OwnNode;
 use crate::cluster::scenes::{Plans, RunningPod, RunningPods};
 
 mod leaving;

@@ -3,7 +3,7 @@
 use k8s_openapi::api::core::v1::Taint;
 
 use super::{NODE_DELETED, NODE_REPLACED, PassError, SlotReconciler};
-use crate::cluster::node::{self, ApplyOutcome};
+use crate::cluster::own_node::{self, ApplyOutcome};
 use crate::cluster::scenes::decide::{SlotAction, SlotDecision, version};
 use crate::cluster::scenes::labels::{labels_of, order, written};
 use crate::scene::{LEAVING_LABEL, ScenePlan, Slot, Slots};
@@ -28,7 +28,7 @@ impl SlotReconciler {
             },
             SlotAction::Label(labels) => {
                 let notes_leaving = labels.contains_key(LEAVING_LABEL);
-                let applied = match node::apply(&self.scenes.api, &state.node, &labels).await {
+                let applied = match own_node::apply(&self.scenes.api, &state.node, &labels).await {
                     // Without the note, the node still gives up its slot as long as the plan exists.
                     Err(failure) if notes_leaving && !failure.is_retryable() => {
                         tracing::warn!(
@@ -118,7 +118,7 @@ impl SlotReconciler {
         let Some(state) = &mut self.observed else {
             return Ok(());
         };
-        match node::set_taints(&scenes.api, &state.node, taints).await {
+        match own_node::set_taints(&scenes.api, &state.node, taints).await {
             Ok(ApplyOutcome::Done(now)) => {
                 state.node = *now;
                 let wanted = plan
@@ -129,7 +129,7 @@ impl SlotReconciler {
             Ok(ApplyOutcome::Gone) => return Err(PassError::NoNode(NODE_DELETED)),
             // The Node has changed since the read, so the next decision uses the new taints.
             Ok(_) => {
-                let read = node::read(&scenes.api, &scenes.node).await?;
+                let read = own_node::read(&scenes.api, &scenes.node).await?;
                 let same = read.filter(|read| read.uid == state.node.uid);
                 state.node = same.ok_or(PassError::NoNode(NODE_REPLACED))?;
             }

@@ -1,7 +1,7 @@
 use proptest::prelude::*;
 
 use super::super::design::{DesignError, DesignOptions};
-use super::super::model::Way;
+use super::super::questions::Way;
 use super::*;
 
 /// A design of the four ways in one scene and one case.

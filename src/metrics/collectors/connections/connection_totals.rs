@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, HashMap};
 use std::time::Duration;
 
-use super::super::super::model::Peer;
+use super::super::super::peer::Peer;
 use super::peer_directory::PeerDirectory;
 use crate::host::diag::{TcpConnection, TcpMeasurements, TcpState};
 use crate::pod::ObjectName;

@@ -4,8 +4,8 @@
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::net::IpAddr;
 
-use super::super::super::model::Peer;
-use super::super::model::MeasuredContainer;
+use super::super::super::peer::Peer;
+use super::super::measured::MeasuredContainer;
 use crate::host::diag::TcpConnection;
 use crate::pod::ObjectName;
 

@@ -3,7 +3,7 @@
 
 use std::collections::{BTreeMap, HashSet};
 
-use super::super::model::{Host, MeasuredContainer, Unsupported};
+use super::super::measured::{Host, MeasuredContainer, Unsupported};
 use crate::host::cgroup::Unified;
 use crate::host::netns::NetnsRef;
 

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use super::super::super::Sources;
 use super::super::super::page::Format;
 use super::super::Collectors;
-use super::super::model::Deadline;
+use super::super::measured::Deadline;
 use super::*;
 use crate::cpu::CpuSet;
 use crate::host::cgroup::Cgroups;

@@ -12,7 +12,7 @@ use super::plans::Plans;
 use super::settings::SceneSettings;
 use crate::cluster::Api;
 use crate::cluster::events::Recorder;
-use crate::cluster::node::{LabelConflict, OwnNode};
+use crate::cluster::own_node::{LabelConflict, OwnNode};
 use crate::pod::Pod;
 use crate::scene::{LabelKeys, Slot};
 
