@@ -36,10 +36,10 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
+use pinfold::host::netlink::taskstats::Taskstats;
 use pinfold::host::netns::Netns;
 use pinfold::host::network_switch::NetworkSwitch;
 use pinfold::host::proc::thread_cpu_time;
-use pinfold::host::taskstats::Taskstats;
 
 use crate::agent::{Agent, Manifests, Settings};
 use crate::http::exchange;

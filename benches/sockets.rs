@@ -17,9 +17,9 @@ use std::net::{TcpListener, TcpStream, UdpSocket};
 use std::os::fd::AsFd;
 use std::path::{Path, PathBuf};
 
+use pinfold::host::bpf::sockets::{DEFAULT_ENTRIES, SocketCounter};
 use pinfold::host::bpf::{Direction, Program};
 use pinfold::host::proc::thread_cpu_time;
-use pinfold::host::sockets::{DEFAULT_ENTRIES, SocketCounter};
 
 use crate::kernel::kernel_tests;
 

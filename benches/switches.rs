@@ -21,7 +21,7 @@ use std::time::Instant;
 use nix::sched::{CpuSet as Mask, sched_setaffinity};
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
 use nix::unistd::Pid;
-use pinfold::host::perf::CounterGroup;
+use pinfold::host::counters::perf::CounterGroup;
 
 use crate::events::SOFTWARE;
 use crate::kernel::{Kernel, kernel_tests};

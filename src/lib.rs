@@ -11,6 +11,18 @@
 //! with the cgroup. A restart reads the cgroups and knows the state. No checkpoint can become corrupt, and a change of
 //! policy needs no drain.
 //!
+//! # Four products in one binary
+//!
+//! | product | its own modules | commands |
+//! |---|---|---|
+//! | the node agent | [`agent`], [`nri`], [`pin`], [`metrics`], most of [`cluster`] and [`host`] | `run`, `release`, `config` |
+//! | scenes and the tools around them | [`scene`], [`experiment`], [`promql`], `cluster::reclaim`, `cluster::claims` | `scene …` |
+//! | demo and bench, on one machine without a cluster | [`sandbox`] | `demo`, `bench` |
+//! | the screens, for people who look | [`client`] | `top`, `status`, `explain`, `plan`, `place`, `topology`, `doctor` |
+//!
+//! All four decide with the same [`cpu`], [`pod`] and [`pin`], so what `plan` shows, what the demo does and what the agent does can't
+//! differ. [`text`] and [`cli`] serve all of them.
+//!
 //! # The modules, in the order to read them
 //!
 //! A module imports only the modules in its row; `tests/modules.rs` checks the imports and this table.

@@ -20,12 +20,12 @@ use std::time::{Duration, Instant};
 use nix::sched::{CpuSet as Mask, sched_setaffinity};
 use nix::unistd::Pid;
 use pinfold::cpu::CpuSet;
-use pinfold::host::perf::{
+use pinfold::host::counters::perf::{
     CounterGroup, PerfError, PerfEvent, hardware_events, second_level_cache_events,
 };
+use pinfold::host::counters::rdma;
+use pinfold::host::counters::resctrl::{Count, GROUP_PREFIX, Resctrl, ResctrlError};
 use pinfold::host::proc::Proc;
-use pinfold::host::rdma;
-use pinfold::host::resctrl::{Count, GROUP_PREFIX, Resctrl, ResctrlError};
 use pinfold::host::topology::online_cpus;
 
 use events::SOFTWARE;
@@ -197,7 +197,7 @@ fn monitors(online: &CpuSet) {
     bound.unwrap();
     assert!(worked, "the process may not use CPU {cpu}");
     let domains = domains.unwrap();
-    let of = |pick: fn(&pinfold::host::resctrl::CacheCounters) -> Option<Count>| -> Vec<Count> {
+    let of = |pick: fn(&pinfold::host::counters::resctrl::CacheCounters) -> Option<Count>| -> Vec<Count> {
         domains.iter().filter_map(pick).collect()
     };
     for (name, counts) in [

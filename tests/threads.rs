@@ -16,8 +16,8 @@ use std::sync::mpsc;
 use std::thread;
 use std::time::{Duration, Instant};
 
+use pinfold::host::netlink::taskstats::Taskstats;
 use pinfold::host::proc::{Proc, SchedulerCounts};
-use pinfold::host::taskstats::Taskstats;
 
 /// The number of waits of each thread.
 const WAITS: u64 = 50;

@@ -56,6 +56,10 @@ pub(super) struct Mirror {
     is_listed: bool,
     /// Whether all pods were read at least once.
     is_complete: bool,
+    /// Whether a sweep has begun and not yet ended.
+    is_sweeping: bool,
+    /// Whether a sweep has ended since the last [`Mirror::take_swept`].
+    has_swept: bool,
     /// Whether a step may have changed effective CPUs anywhere.
     is_effective_stale: bool,
     /// Whether something that was read differs from what was there before, since the last [`Mirror::take_changed`].
@@ -100,6 +104,11 @@ impl Mirror {
         std::mem::take(&mut self.has_changed)
     }
 
+    /// Whether a sweep has ended since the last call: each pod was read after its begin. Later changes do not prolong a sweep.
+    pub(super) fn take_swept(&mut self) -> bool {
+        std::mem::take(&mut self.has_swept)
+    }
+
     pub(super) fn pod(&self, uid: &str) -> Option<&ObservedPod> {
         self.observed.pod(uid)
     }
@@ -123,7 +132,7 @@ impl Mirror {
 
     /// Makes all pods dirty: a sweep begins.
     pub(super) fn sweep(&mut self, now: Instant) {
-        self.is_listed = false;
+        (self.is_listed, self.is_sweeping) = (false, true);
         for entry in &mut self.entries {
             entry.note(CgroupChange::Any, now);
         }
@@ -235,7 +244,8 @@ impl Mirror {
         }
         self.drop_ended();
         self.match_all_again(store);
-        self.is_complete = true;
+        self.has_swept |= self.is_sweeping || !self.is_complete;
+        (self.is_complete, self.is_sweeping) = (true, false);
         Ok(Reading::Complete)
     }
 

@@ -35,7 +35,7 @@ use crate::cluster::peers::JobMember;
 use crate::host::cgroup::PARTITION;
 use crate::host::notify;
 use crate::host::watch::Watch;
-use crate::host::{limits, perf};
+use crate::host::{counters::perf, limits};
 use crate::metrics::{AgentMetrics, Peer, Sources, UnknownPeers};
 use crate::pin::Snapshot;
 use crate::pod::{ObjectName, Pod};

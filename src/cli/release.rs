@@ -16,7 +16,7 @@ use crate::agent::config::{Config, Overrides};
 use crate::agent::{AgentNode, lock};
 use crate::cpu::CpuSet;
 use crate::host::cgroup::NoteSubject;
-use crate::host::resctrl::Resctrl;
+use crate::host::counters::resctrl::Resctrl;
 use crate::pin::cpu_isolation::{CpuIsolationOptions, CpuIsolator, IsolationInput};
 use crate::pin::{self, AppliedStep, Step};
 

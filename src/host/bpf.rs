@@ -9,6 +9,8 @@
 
 #![allow(unsafe_code)]
 
+pub mod sockets;
+
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::path::Path;

@@ -43,7 +43,7 @@ pub fn raise_open_file_limit() -> OpenFileLimits {
 /// The number of counters that may be open for containers on shared CPUs: half of the descriptors
 /// left for counters of CPUs.
 pub fn shared_counter_limit() -> usize {
-    super::perf::descriptor_limit() / 2
+    super::counters::perf::descriptor_limit() / 2
 }
 
 /// Keeps the process's memory small: all threads share a heap, which returns free memory to the

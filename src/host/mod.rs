@@ -10,24 +10,19 @@
 pub mod bpf;
 pub mod busy;
 pub mod cgroup;
-pub mod diag;
+pub mod counters;
 pub mod file;
 pub mod knobs;
 pub mod limits;
-mod netlink;
+pub mod netlink;
 pub mod netns;
 #[cfg(feature = "sandbox")]
 pub mod network_switch;
 pub mod notify;
 pub mod pci;
-pub mod perf;
 pub mod pod_resources;
 pub mod proc;
-pub mod rdma;
-pub mod resctrl;
-pub mod sockets;
 #[cfg(feature = "sandbox")]
 pub mod spawn;
-pub mod taskstats;
 pub mod topology;
 pub mod watch;

@@ -2,6 +2,9 @@
 //!
 //! Shapes: include/uapi/linux/netlink.h.
 
+pub mod diag;
+pub mod taskstats;
+
 use std::io;
 use std::os::fd::{AsRawFd, OwnedFd};
 

@@ -6,11 +6,12 @@
 //! content that no kernel writes is one.
 
 use std::collections::BTreeMap;
-use std::fs;
+use std::fs::{self, File};
 use std::io;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
-use super::file::{self, FileError};
+use super::file::{self, FileError, Reader};
 use crate::cpu::{CoreKind, CpuSet, MAX_CPU, NumaNode, ParseCpuSetError, Topology, TopologyFacts};
 
 /// Directories of the kernel's CPU event sources, which exist on hybrid x86 machines, one per kind of core.
@@ -77,20 +78,42 @@ type Result<T, E = TopologyError> = std::result::Result<T, E>;
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct HotplugState([Option<String>; 4]);
 
-// === impl HotplugState ===
+/// The files of a [`HotplugState`], kept open: every turn reads them, which then takes one call for each file instead of three.
+#[derive(Debug, Clone)]
+pub struct HotplugFiles {
+    files: [(PathBuf, Option<Arc<File>>); 4],
+}
 
-impl HotplugState {
-    /// Reads the files of the machine whose `sys/` lies in `root`. A file that is missing or can't
-    /// be read counts as `None`.
-    pub fn read(root: &Path) -> Self {
-        let files = [
+// === impl HotplugFiles ===
+
+impl HotplugFiles {
+    /// The files of the machine whose `sys/` lies in `root`.
+    pub fn new(root: &Path) -> Self {
+        let names = [
             "cpu/online",
             "cpu/present",
             "node/online",
             "node/has_memory",
         ];
         let system = root.join("sys/devices/system");
-        Self(files.map(|file| file::read_value(&system.join(file)).ok()))
+        Self {
+            files: names.map(|name| (system.join(name), None)),
+        }
+    }
+
+    /// Reads the files. One that is missing or can't be read counts as `None`.
+    pub fn read(&mut self) -> HotplugState {
+        let mut reader = Reader::default();
+        let texts = self.files.each_mut().map(|(path, file)| {
+            if let Some(text) = file.as_ref().and_then(|file| reader.read(file).ok()) {
+                return Some(text.to_owned());
+            }
+            let (opened, text) = reader.open(path.clone()).ok()??;
+            let text = text.to_owned();
+            *file = Some(Arc::new(opened));
+            Some(text)
+        });
+        HotplugState(texts)
     }
 }
 

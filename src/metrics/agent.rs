@@ -9,7 +9,7 @@ use prometheus::{
 use super::families::{
     CONTAINER_UNPINNED_SECONDS, DRIFT, Family, MANIFEST_ERRORS, MOVES, NRI_CALL_DURATION_SECONDS,
     NRI_UNANSWERED, PROCESS_CPU_SECONDS, PROCESS_START_TIME_SECONDS, RECONCILE_DURATION_SECONDS,
-    RECONCILE_FAILURES, RECONCILES, STEPS, UNGUARDED_STARTS,
+    RECONCILE_FAILURES, RECONCILES, STEPS, SWEEP_TIMESTAMP_SECONDS, UNGUARDED_STARTS,
 };
 use super::page::Page;
 use super::process;
@@ -27,6 +27,7 @@ pub struct AgentMetrics {
     pub reconcile_seconds: Histogram,
     /// Steps by outcome.
     pub steps: IntCounterVec,
+    sweep_ended: Gauge,
     /// Differences between kernel and ledger by cause.
     pub drift: IntCounterVec,
     /// Unpinned time: from a container's first instruction to the effective assignment.
@@ -63,6 +64,7 @@ impl AgentMetrics {
         let reconcile_failures = IntCounter::with_opts(opts(&RECONCILE_FAILURES))?;
         let reconcile_seconds = Histogram::with_opts(buckets(&RECONCILE_DURATION_SECONDS))?;
         let steps = IntCounterVec::new(opts(&STEPS), STEPS.labels)?;
+        let sweep_ended = Gauge::with_opts(opts(&SWEEP_TIMESTAMP_SECONDS))?;
         let drift = IntCounterVec::new(opts(&DRIFT), DRIFT.labels)?;
         let unpinned_seconds = Histogram::with_opts(buckets(&CONTAINER_UNPINNED_SECONDS))?;
         let moves = IntCounter::with_opts(opts(&MOVES))?;
@@ -74,11 +76,12 @@ impl AgentMetrics {
         let unguarded_starts = IntCounterVec::new(opts(unguarded), unguarded.labels)?;
         let cpu_seconds = CounterVec::new(opts(&PROCESS_CPU_SECONDS), PROCESS_CPU_SECONDS.labels)?;
         let started = Gauge::with_opts(opts(&PROCESS_START_TIME_SECONDS))?;
-        let all: [Box<dyn Collector>; 13] = [
+        let all: [Box<dyn Collector>; 14] = [
             Box::new(reconciles.clone()),
             Box::new(reconcile_failures.clone()),
             Box::new(reconcile_seconds.clone()),
             Box::new(steps.clone()),
+            Box::new(sweep_ended.clone()),
             Box::new(drift.clone()),
             Box::new(unpinned_seconds.clone()),
             Box::new(moves.clone()),
@@ -103,6 +106,7 @@ impl AgentMetrics {
             reconcile_failures,
             reconcile_seconds,
             steps,
+            sweep_ended,
             drift,
             unpinned_seconds,
             moves,
@@ -118,6 +122,12 @@ impl AgentMetrics {
     /// Sets the agent's start time, in seconds since 1970.
     pub fn set_started(&self, seconds: f64) {
         self.started.set(seconds);
+    }
+
+    /// Notes that the cgroups of all pods have been read.
+    pub fn set_swept(&self) {
+        let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH);
+        self.sweep_ended.set(now.unwrap_or_default().as_secs_f64());
     }
 
     /// Records the duration of a container runtime's call.

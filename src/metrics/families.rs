@@ -264,6 +264,8 @@ families! {
         "Writes to cgroups by outcome.");
     RECONCILES = counter("pinfold_reconcile_total", &["trigger"],
         "Turns of the reconciler by trigger.");
+    SWEEP_TIMESTAMP_SECONDS = gauge("pinfold_sweep_timestamp_seconds", &[],
+        "When the agent had last read the cgroups of all pods, in seconds since 1970. 0 before the first time.");
     UNGUARDED_STARTS = counter("pinfold_unguarded_starts_total", &["kind"],
         "Containers that started while no agent answered the container runtime. Kind exclusive_cpus: the container ran on exclusive CPUs of another pod. Kind required: it ran without the exclusive CPUs that its pod requires.");
     PROCESS_CPU_SECONDS = counter("process_cpu_seconds_total", &[],

@@ -40,7 +40,7 @@ pub use reclaim::ReclaimMetrics;
 pub use value::Value;
 
 use crate::host::cgroup::Cgroups;
-use crate::host::perf;
+use crate::host::counters::perf;
 use crate::host::proc::Proc;
 use crate::pin::Snapshot;
 use crate::pin::snapshot::ContainerState;

@@ -7,7 +7,7 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 
 use pinfold::cpu::CpuSet;
-use pinfold::host::perf::CounterGroup;
+use pinfold::host::counters::perf::CounterGroup;
 use pinfold::host::proc::Proc;
 use pinfold::host::spawn::{Launcher, Process, Spawn, Stderr};
 use pinfold::metrics::{Format, Sources};

@@ -20,7 +20,7 @@ fn the_committed_instructions_match_the_committed_source() {
         );
         return;
     }
-    let sources = crate::repository::here("src/host/sockets");
+    let sources = crate::repository::here("src/host/bpf/sockets");
     let folder = tempfile::tempdir().unwrap();
     let object = folder.path().join("program.o");
     // The kernel's headers include headers of the architecture.

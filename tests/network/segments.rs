@@ -11,10 +11,10 @@ use std::path::Path;
 use std::process::Command;
 use std::time::{Duration, Instant};
 
+use pinfold::host::bpf::sockets::{DEFAULT_ENTRIES, SocketCounter, SocketTcpCounts};
 use pinfold::host::bpf::{Direction, Program, ProgramLink};
 use pinfold::host::netns::Netns;
 use pinfold::host::network_switch::NetworkSwitch;
-use pinfold::host::sockets::{DEFAULT_ENTRIES, SocketCounter, SocketTcpCounts};
 
 use crate::agent::{Manifests, Settings, best_effort, metric};
 use crate::kernel::{Kernel, Tree, kernel_tests};

@@ -17,12 +17,12 @@ use nix::libc;
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
 use pinfold::cpu::CpuSet;
 use pinfold::host::bpf::Direction;
+use pinfold::host::bpf::sockets::{
+    DEFAULT_ENTRIES, SocketCounter, SocketSample, SocketTcpCounts, SocketTraffic, TrafficCount,
+};
 use pinfold::host::netns::Netns;
 use pinfold::host::network_switch::NetworkSwitch;
 use pinfold::host::proc::Proc;
-use pinfold::host::sockets::{
-    DEFAULT_ENTRIES, SocketCounter, SocketSample, SocketTcpCounts, SocketTraffic, TrafficCount,
-};
 use pinfold::metrics::{Format, Sources};
 use pinfold::pin::{Enforcement, EnforcementCause, Snapshot};
 

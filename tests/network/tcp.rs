@@ -4,9 +4,9 @@ use std::net::{Ipv4Addr, TcpStream};
 use std::process::Command;
 use std::time::{Duration, Instant};
 
+use pinfold::host::bpf::sockets::SocketTcpCounts;
 use pinfold::host::netns::Netns;
 use pinfold::host::network_switch::NetworkSwitch;
-use pinfold::host::sockets::SocketTcpCounts;
 
 use crate::agent::{Manifests, Settings, best_effort, metric};
 use crate::kernel::kernel_tests;

@@ -7,10 +7,10 @@ use std::path::Path;
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
+use pinfold::host::bpf::sockets::SocketTcpCounts;
 use pinfold::host::file::Reader;
 use pinfold::host::netns::Netns;
 use pinfold::host::proc::{NetnsHandles, NetnsKey, Proc};
-use pinfold::host::sockets::SocketTcpCounts;
 use pinfold::host::spawn::{Launcher, Process, Spawn, Stderr};
 
 use crate::kernel::Kernel;

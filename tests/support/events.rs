@@ -4,7 +4,7 @@
 //! kind.
 
 use perf_event_open_sys::bindings;
-use pinfold::host::perf::{PerfEvent, PerfEvents};
+use pinfold::host::counters::perf::{PerfEvent, PerfEvents};
 
 pub(crate) const SOFTWARE: PerfEvents = [
     software(bindings::PERF_COUNT_SW_CONTEXT_SWITCHES),

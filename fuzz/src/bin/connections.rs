@@ -3,7 +3,7 @@
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;
-use pinfold::host::diag::read;
+use pinfold::host::netlink::diag::read;
 use pinfold_fuzz::says_why;
 
 /// The size of a message's header and of the shortest answer about a connection.

@@ -326,6 +326,7 @@ fn an_interrupted_reading_goes_on_with_the_oldest_pod() {
     let kernel = FakeKernel::with_pods(&["a", "b", "c"]);
     let mut mirror = read(&kernel);
     let now = Instant::now();
+    assert!(mirror.take_swept(), "the first reading was of all pods");
     mirror.touch("c", now);
     mirror.sweep(now + Duration::from_secs(1));
     let mut left = 1;
@@ -335,12 +336,18 @@ fn an_interrupted_reading_goes_on_with_the_oldest_pod() {
     };
     let reading = mirror.read(&kernel, &store(), &mut is_urgent).unwrap();
     assert_eq!(reading, Reading::Interrupted);
+    assert!(!mirror.take_swept());
     assert_eq!(kernel.take_reads(), "list c");
     // A later change of a pod that is dirty anyway does not put it behind the others.
     mirror.touch("a", now + Duration::from_secs(2));
     mirror.touch("c", now + Duration::from_secs(2));
     read_all(&mut mirror, &kernel);
     assert_eq!(kernel.take_reads(), "a b c");
+    assert!(mirror.take_swept());
+    mirror.touch("a", now);
+    read_all(&mut mirror, &kernel);
+    assert_eq!(kernel.take_reads(), "a");
+    assert!(!mirror.take_swept(), "a single pod is no sweep");
     mirror.distrust(now);
     assert!(!mirror.is_complete());
     read_all(&mut mirror, &kernel);

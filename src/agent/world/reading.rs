@@ -35,6 +35,9 @@ impl World {
         is_urgent: &mut dyn FnMut() -> bool,
     ) -> anyhow::Result<Reading> {
         let mut reading = self.mirror.read(kernel, &self.pods, is_urgent)?;
+        if self.mirror.take_swept() {
+            self.metrics.set_swept();
+        }
         if reading == Reading::Complete {
             // The sets above are read after the pods: the CPUs of a partition that ends meanwhile then count as offered.
             self.mirror.read_surroundings(kernel)?;

@@ -23,7 +23,7 @@ use super::super::peer::{Peer, UnknownPeers};
 use super::measured::{CollectOutcome, Host, Unsupported, measured_containers, pod_labels, pods};
 use super::scrape::{Collector, Scrape};
 use crate::host::cgroup::Unified;
-use crate::host::diag::{SocketDiag, TcpConnection, TcpState};
+use crate::host::netlink::diag::{SocketDiag, TcpConnection, TcpState};
 use crate::host::{netns, proc};
 use crate::pin::Snapshot;
 use crate::pod::{ObjectName, PodRole};

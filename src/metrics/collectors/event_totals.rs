@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, HashMap};
 
 use crate::cpu::CpuSet;
-use crate::host::perf::{EVENTS, GroupCounts};
+use crate::host::counters::perf::{EVENTS, GroupCounts};
 
 /// A container with exclusive CPUs.
 #[derive(Debug, Clone, PartialEq, Eq)]

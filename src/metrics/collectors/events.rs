@@ -17,7 +17,7 @@ use super::event_totals::{CountedOwner, EventTotals, plan};
 use super::measured::CollectOutcome;
 use super::scrape::{Collector, Scrape};
 use super::shared_events::SharedCounters;
-use crate::host::perf::{self, CounterGroup, EVENTS, PerfError, PerfEvent, PerfEvents};
+use crate::host::counters::perf::{self, CounterGroup, EVENTS, PerfError, PerfEvent, PerfEvents};
 
 /// The time after which a machine without counters is tried again.
 const RETRY: Duration = Duration::from_secs(60);

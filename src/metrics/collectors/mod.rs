@@ -35,7 +35,7 @@ use super::families::{
 use super::page::{Labels, Lines, Page};
 use crate::host::cgroup::{Cgroups, Counters};
 use crate::host::proc::{self, NetnsHandles, Proc, Reader};
-use crate::host::{limits, perf};
+use crate::host::{counters::perf, limits};
 use crate::pin::Snapshot;
 use crate::pin::snapshot::ContainerState;
 use crate::pod::ThreadStatus;

@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, HashMap};
 
 use crate::cpu::CpuSet;
-use crate::host::resctrl::GROUP_PREFIX;
+use crate::host::counters::resctrl::GROUP_PREFIX;
 
 /// The limit on a group's name; the kernel's limit is 255 bytes.
 const MAX_NAME: usize = 200;

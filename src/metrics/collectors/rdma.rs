@@ -13,7 +13,7 @@ use super::super::page::{Labels, Lines, Page};
 use super::measured::CollectOutcome;
 use super::pod_networks::NetworkScope;
 use super::scrape::{Collector, Scrape};
-use crate::host::rdma::{self, COUNTERS, RdmaPort};
+use crate::host::counters::rdma::{self, COUNTERS, RdmaPort};
 
 /// The families of bytes and packets, for the node and for a pod, by the counter's name. The remaining counters are events.
 const FAMILIES: [(&str, &Family, &Family); 4] = [

@@ -10,7 +10,7 @@ use super::measured::{CollectOutcome, MeasuredContainer};
 use super::monitor_plan::{BandwidthTotals, MonitorPlan, MonitorStep, WantedGroup, name, plan};
 use super::scrape::{Collector, Scrape};
 use crate::cpu::CpuSet;
-use crate::host::resctrl::{CacheCounters, Count, Resctrl, ResctrlError};
+use crate::host::counters::resctrl::{CacheCounters, Count, Resctrl, ResctrlError};
 use crate::pin::Enforcement;
 use crate::pod::PodRole;
 

@@ -9,7 +9,7 @@ use super::event_totals::{EventTotals, choose};
 use super::measured::MeasuredContainer;
 use super::scrape::Scrape;
 use crate::cpu::CpuSet;
-use crate::host::perf::{CounterGroup, EVENTS, PerfError, PerfEvent};
+use crate::host::counters::perf::{CounterGroup, EVENTS, PerfError, PerfEvent};
 use crate::pod::PodRole;
 
 /// Reasons for missing counters, as label values: `metrics.maxSharedCounters` is too small; the cgroup has no hierarchy for

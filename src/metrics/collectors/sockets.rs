@@ -14,7 +14,7 @@ use super::super::page::{Labels, Page};
 use super::measured::{CollectOutcome, Unsupported, pod_labels, pods};
 use super::pod_networks::NetworkScope;
 use super::scrape::{Collector, Scrape};
-use crate::host::sockets::{
+use crate::host::bpf::sockets::{
     DEFAULT_ENTRIES, SocketCounter, SocketSample, SocketTraffic, SocketsError,
 };
 use crate::pin::snapshot::ContainerState;

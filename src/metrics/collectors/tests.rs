@@ -12,7 +12,7 @@ use super::super::page::Format;
 use super::*;
 use crate::cpu::CpuSet;
 use crate::host::cgroup::Cgroups;
-use crate::host::perf;
+use crate::host::counters::perf;
 use crate::host::proc::Proc;
 use crate::pin::{Enforcement, EnforcementCause};
 use crate::pod::{

@@ -11,8 +11,8 @@ use super::super::page::Page;
 use super::measured::{CollectOutcome, ThreadCount};
 use super::scheduler_totals::SchedulerTotals;
 use super::scrape::{Collector, Scrape};
+use crate::host::netlink::taskstats::Taskstats;
 use crate::host::proc::{Proc, SchedulerCounts};
-use crate::host::taskstats::Taskstats;
 
 #[derive(Debug)]
 pub(super) struct ThreadsCollector {

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use super::super::super::peer::Peer;
 use super::peer_directory::PeerDirectory;
-use crate::host::diag::{TcpConnection, TcpMeasurements, TcpState};
+use crate::host::netlink::diag::{TcpConnection, TcpMeasurements, TcpState};
 use crate::pod::ObjectName;
 
 /// The bounds of the round-trip buckets in seconds: from two pods of a node to opposite ends of the world.

@@ -6,7 +6,7 @@ use std::net::IpAddr;
 
 use super::super::super::peer::Peer;
 use super::super::measured::MeasuredContainer;
-use crate::host::diag::TcpConnection;
+use crate::host::netlink::diag::TcpConnection;
 use crate::pod::ObjectName;
 
 /// The limit on unknown addresses of a job in a sample.
@@ -113,7 +113,7 @@ impl PeerDirectory {
 
 #[cfg(test)]
 mod tests {
-    use crate::host::diag::TcpState;
+    use crate::host::netlink::diag::TcpState;
     use crate::pod::PodRole;
 
     use super::*;

@@ -9,8 +9,8 @@ use super::super::measured::Deadline;
 use super::*;
 use crate::cpu::CpuSet;
 use crate::host::cgroup::Cgroups;
+use crate::host::counters::resctrl::tests::tree;
 use crate::host::proc::Proc;
-use crate::host::resctrl::tests::tree;
 use crate::pin::snapshot::ContainerState;
 use crate::pin::{Enforcement, EnforcementCause, Snapshot};
 use crate::pod::{

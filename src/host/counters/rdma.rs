@@ -11,7 +11,7 @@ use nix::fcntl::{OFlag, OpenHow, ResolveFlag, openat2};
 use nix::sys::stat::Mode;
 use nix::sys::statfs::{FsType, fstatfs};
 
-use super::file;
+use crate::host::file;
 
 /// The file system type of sysfs (`SYSFS_MAGIC`).
 const SYSFS: FsType = FsType(0x6265_6572);

@@ -23,7 +23,7 @@ use nix::errno::Errno;
 use nix::sys::resource::{Resource, getrlimit};
 use perf_event_open_sys::{bindings, perf_event_open};
 
-use super::file;
+use crate::host::file;
 
 /// The number of events in a group.
 pub const EVENTS: usize = 4;

@@ -27,9 +27,9 @@ use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
-use super::bpf::{BpfError, Direction, PerCpuHash, Program, ProgramLink, lru_map};
-use super::cgroup::{CgroupError, Cgroups, Unified, ignore_gone, is_below};
-use super::file;
+use super::{BpfError, Direction, PerCpuHash, Program, ProgramLink, lru_map};
+use crate::host::cgroup::{CgroupError, Cgroups, Unified, ignore_gone, is_below};
+use crate::host::file;
 use program::program;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]

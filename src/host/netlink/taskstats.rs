@@ -12,8 +12,8 @@ use std::time::Duration;
 
 use nix::sys::socket::{MsgFlags, SockProtocol, recv};
 
-use super::netlink::{self, HEADER, number64};
-use super::proc::SchedulerCounts;
+use crate::host::netlink::{self, HEADER, number64};
+use crate::host::proc::SchedulerCounts;
 
 /// The netlink family that reports the numbers of all generic families.
 const CONTROLLER: u16 = 0x10;

@@ -3,7 +3,7 @@
 //! The instructions are for little-endian machines. A big-endian machine's kernel refuses the
 //! programs.
 
-use super::super::bpf::Direction;
+use super::super::Direction;
 
 const INGRESS: &[u8] = include_bytes!("ingress.bin");
 const EGRESS: &[u8] = include_bytes!("egress.bin");

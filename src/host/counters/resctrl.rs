@@ -10,8 +10,8 @@ use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
 
-use super::file::{self, FileError};
 use crate::cpu::CpuSet;
+use crate::host::file::{self, FileError};
 
 /// The prefix of the names of Pinfold's groups.
 pub const GROUP_PREFIX: &str = "pinfold-";

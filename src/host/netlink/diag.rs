@@ -18,7 +18,7 @@ use std::time::{Duration, Instant};
 use nix::libc;
 use nix::sys::socket::{NetlinkAddr, SockProtocol, recvfrom};
 
-use super::netlink::{self, NetlinkMessage, number32, number64};
+use crate::host::netlink::{self, NetlinkMessage, number32, number64};
 
 /// The time limit for an answer. The kernel answers within milliseconds; only messages from another
 /// process can delay the end of the answer up to this limit.
@@ -292,8 +292,8 @@ mod tests {
     use std::io::{Read, Write};
     use std::net::{TcpListener, TcpStream};
 
-    use super::netlink::{DONE, ERROR, HEADER, NOOP};
     use super::*;
+    use crate::host::netlink::{DONE, ERROR, HEADER, NOOP};
 
     fn message(kind: u16, sequence: u32, content: &[u8]) -> Vec<u8> {
         netlink::message(kind, 2, sequence, content).unwrap()
