@@ -99,8 +99,9 @@ impl Default for ClusterConfig {
 pub struct Metrics {
     /// Whether BPF programs count what the pods' sockets send and receive. The programs see each packet (cgroup v2).
     pub sockets: bool,
-    /// The most descriptors that count cycles, instructions and cache misses of containers in the shared pool. Each container
-    /// needs four descriptors per CPU. The kernel switches the counters with the containers.
+    /// The most descriptors that count cycles, instructions and cache misses of containers in the
+    /// shared pool. Each container needs four per CPU, and the kernel switches the counters with
+    /// the containers.
     pub max_shared_counters: usize,
     /// The time between two reads of the pods' TCP connections; `0s` disables the reads.
     #[serde(with = "compact::required")]
@@ -115,7 +116,8 @@ pub struct Metrics {
     pub namespaces: Vec<String>,
     /// Who may read `/metrics` over the network.
     pub auth: MetricsAuth,
-    /// The audiences of the tokens that callers from other hosts may send. An empty list means the API server's own audiences.
+    /// The audiences of the tokens that callers from other hosts may send. An empty list means the
+    /// API server's own.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub audiences: Vec<String>,
 }

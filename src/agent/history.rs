@@ -17,8 +17,8 @@ pub(super) struct History {
     old: BTreeMap<String, CpuSet>,
     /// In seconds.
     unpinned: BTreeMap<String, f64>,
-    /// Created containers whose StartContainer has no answer so far. Until the answer, only the
-    /// runtime's own processes run in the container.
+    /// Created containers whose StartContainer has no answer so far. Until then, only the runtime's
+    /// own processes run in them.
     waiting: BTreeSet<ContainerKey>,
     repaired: BTreeMap<String, Repaired>,
 }

@@ -1,5 +1,5 @@
-//! What is known of the pods besides their descriptions: how far the descriptions can be trusted, and which containers
-//! exist.
+//! What is known of the pods besides their descriptions: how far these can be trusted, and which
+//! containers exist.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;

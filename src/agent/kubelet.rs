@@ -1,4 +1,5 @@
-//! [`AskKubelet`]: the task that asks the kubelet for the devices of pods and for the policy of the kubelet's CPU Manager.
+//! [`AskKubelet`]: the task that asks the kubelet for the devices of pods and for its CPU Manager's
+//! policy.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;

@@ -425,7 +425,8 @@ pub fn lock(folder: &Path) -> anyhow::Result<Flock<File>> {
 /// # Errors
 /// A setting or the node can't be used, [`Agent::start_in`] fails, or a task ends on its own.
 pub async fn run(config: Config) -> anyhow::Result<()> {
-    // The signal handler comes first: the first process of a container ignores SIGTERM without a handler.
+    // The handler comes first, because the first process of a container ignores SIGTERM without
+    // one.
     let mut terminate = tokio::signal::unix::signal(tokio::signal::unix::SignalKind::terminate())?;
     let cluster = ClusterContext::open(&config, |name| std::env::var(name).ok()).await?;
     let node = AgentNode::new(config)?;

@@ -254,7 +254,7 @@ mod tests {
             (state.problem, state.last_error.as_deref(), state.pods),
             (None, Some("away"), 1)
         );
-        // Each change is an event about one pod, and no change is no event.
+        // Each change is an event about one pod, and without a change there is no event.
         let PodsEvent::Listed { pods, .. } = all(&["b", "c"]) else {
             unreachable!()
         };
