@@ -56,8 +56,8 @@ impl Root {
         self.0.path().join(SOCKET)
     }
 
-    /// Makes the agent's reconciler hang as it reads the CPU topology, because a pipe takes the
-    /// place of a file. Returns when it hangs.
+    /// Makes the agent's reconciler hang as it reads the CPU topology, by a pipe in the place of a
+    /// file. Returns when it hangs.
     pub(crate) fn hang(&self) -> Pipe {
         let sys = self.0.path().join("sys");
         fs::remove_file(&sys).unwrap();
