@@ -47,8 +47,8 @@
 //!
 //! 1. The API server lists the pod ([`cluster::pods`]), a manifest appears in the folder
 //!    ([`pod::parse`]), or the container runtime makes its sandbox ([`nri`]). Each source sends the
-//!    change of this one pod to the reconciler in [`agent`]. As soon as the pod is read, it is
-//!    recognized and reduced to what the rules need.
+//!    change of this one pod to the reconciler in [`agent`]. When the pod is read, it is reduced to
+//!    what the rules need, and recognized.
 //! 2. The agent's `World` holds the pod, and a mirror of its cgroups. The runtime asks about each container before it creates it:
 //!    `admit` reads the pod's cgroups again if they are dirty or no longer as in the mirror.
 //! 3. [`pod::entitlement()`] says *shared* or *exclusive n*, with a reason for people. [`pin::decide::decide`] keeps existing

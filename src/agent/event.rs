@@ -158,8 +158,8 @@ pub enum RuntimeUpdate {
     Pod(Box<RuntimePod>),
     /// The uid of a removed pod.
     Gone(String),
-    /// The connection is lost. Until the next complete list, nobody tells of containers that start
-    /// again.
+    /// The connection is lost. Until the next complete list, the runtime says nothing about
+    /// containers that start again.
     Away,
 }
 

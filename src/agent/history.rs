@@ -61,12 +61,12 @@ impl History {
             .collect();
     }
 
-    /// A container's program waits for the answer to StartContainer.
+    /// Notes that a container's program waits for the answer to StartContainer.
     pub(super) fn waits(&mut self, uid: &str, container: &str) {
         self.waiting.insert(ContainerKey::new(uid, container));
     }
 
-    /// A container's program may begin.
+    /// Notes that a container's program may begin.
     pub(super) fn begins(&mut self, uid: &str, container: &str) {
         self.waiting.remove(&ContainerKey::new(uid, container));
     }

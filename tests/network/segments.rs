@@ -1,5 +1,5 @@
 //! Sent and retransmitted TCP segments by pod, for pods that share a network. BPF programs count
-//! them, and are compared with the network's own counters and `ss -i`.
+//! them, and the network's own counters and `ss -i` are the reference.
 
 use std::collections::HashSet;
 use std::fs;

@@ -1,8 +1,8 @@
 //! A turn observes, decides, plans and applies. The reconciler then publishes the result.
 //!
 //! There are three kinds. [`reconcile`] is about all pods. [`admit`] answers one CreateContainer
-//! and [`start`] one StartContainer. These two look only at the request's pod, and ask for a turn
-//! about all pods with [`NeedsAllPods`] if this is not enough. This module has the stages that they
+//! and [`start`] one StartContainer. These two look at the request's pod, and ask for a turn about
+//! all pods with [`NeedsAllPods`] if this is not enough. This module has the stages that all three
 //! share.
 
 mod admit;
