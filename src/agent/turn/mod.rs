@@ -2,7 +2,7 @@
 //!
 //! There are three kinds. [`reconcile`] is about all pods. [`admit`] answers one CreateContainer
 //! and [`start`] one StartContainer. These two look at the request's pod, and ask for a turn about
-//! all pods with [`NeedsAllPods`] if this is not enough. This module has the stages that all three
+//! all pods with [`NeedsAllPods`] if this is not enough. This module has the stages that they
 //! share.
 
 mod admit;
