@@ -1,7 +1,7 @@
-//! The share of placements that are worse than the best when containers arrive and leave. The bench compares Pinfold
-//! with the kubelet's packed assignment, each on the machine that its own choices have left. Then the bench counts
-//! Pinfold's forced splits over NUMA nodes, and the splits that one or two moves would remove. `cargo bench --bench
-//! churn`
+//! The share of placements that are worse than the best when containers arrive and leave. The bench
+//! compares Pinfold with the kubelet's packed assignment, each on the machine that its own choices
+//! have left. It also counts Pinfold's forced splits over NUMA nodes, and those of them that one or
+//! two moves would remove. `cargo bench --bench churn`
 #![allow(clippy::unwrap_used)]
 
 #[path = "../tests/placement/churn.rs"]

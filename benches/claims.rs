@@ -1,11 +1,13 @@
-//! Claims of many nodes at once: the agents' real task with the tests' fake API server. During the run agents die,
-//! nodes leave and are replaced, and the active case changes. No slot is ever held twice, and no slot is lost.
-//! `cargo bench --bench claims` (`-- 100 1000` for different numbers of agents; `-- lists 10000` counts only the lists)
+//! Claims of many nodes at once: the agents' real task with the tests' fake API server. Meanwhile
+//! agents die, nodes leave and are replaced, and the active case changes, but no slot is ever held
+//! twice, and none is lost. `cargo bench --bench claims` (`-- 100 1000` for different numbers of
+//! agents; `-- lists 10000` counts only the lists)
 //!
-//! The clock is tokio's paused clock: a request takes 20 ms and all else takes no time, so the times belong to the
-//! protocol. The last column shows the requests' cost for the server: the objects that a server before 1.34 reads from
-//! etcd. Two further lines have the lists of the busiest second, at the first start and after a restart of the API server, and
-//! the objects that the server reads from etcd for lists: with streaming lists and without.
+//! The clock is tokio's paused clock: a request takes 20 ms and all else takes no time, so the
+//! times are those of the protocol alone. The last column shows what the requests cost the server:
+//! the objects that a server before 1.34 reads from etcd. Two further lines have the lists of the
+//! busiest second, at the first start and after a restart of the API server, and the objects that
+//! the server reads from etcd for lists, with streaming lists and without.
 #![allow(clippy::unwrap_used, clippy::expect_used)]
 
 #[path = "../tests/cluster/agents.rs"]

@@ -1,6 +1,6 @@
-//! The cost of sampling the pods' TCP connections. An agent samples pods with private network namespaces every second
-//! and reports the used CPU time: first without connections, then with many connections in a pod.
-//! `PINFOLD_KERNEL_TESTS=1 cargo bench --bench connections`, as root
+//! The cost of sampling the pods' TCP connections. An agent samples pods with private network
+//! namespaces every second and reports the CPU time that it has used, first without connections and
+//! then with many in one pod. `PINFOLD_KERNEL_TESTS=1 cargo bench --bench connections`, as root
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 #[path = "../tests/support/agent.rs"]
@@ -23,13 +23,13 @@ use pinfold::host::netns::Netns;
 use crate::agent::{Agent, Manifests, Settings, best_effort};
 use crate::kernel::kernel_tests;
 
-/// The number of pods. Each pod has a network namespace.
+/// Each pod has a network namespace.
 const PODS: usize = 100;
 
-/// The number of connections in the first pod, each with both ends.
+/// How many connections the first pod has, each with both ends.
 const CONNECTIONS: usize = 2_000;
 
-/// The duration of a measurement in seconds, equal to the number of samples.
+/// How long a measurement takes in seconds, which is also the number of samples.
 const SECONDS: u64 = 10;
 
 fn main() {

@@ -56,19 +56,19 @@ use crate::kernel::{Kernel, Tree, kernel_tests};
 use crate::pods::{ContainerSpec, Pod, PodSpec};
 use crate::runtime::{Changed, EventMessage, FakeRuntime, Socket, StateChange, Synchronize};
 
-/// The numbers of existing containers on the node.
+/// How many containers exist on the node already.
 const OTHERS: [usize; 3] = [0, 100, 250];
 
-/// The arrival of containers: the time between creation and start (runc takes at least 50 ms), the time between two
-/// containers (in which the agent reconciles all others), and the number of containers. It is small, so that two versions can
-/// take turns.
+/// The arrival of containers: the time between creation and start (runc takes at least 50 ms), the
+/// time between two containers (in which the agent reconciles all others), and the number of
+/// containers. This is small, so that two versions can take turns.
 const PACES: [(Duration, Duration, usize); 3] = [
     (Duration::ZERO, Duration::ZERO, 100),
     (Duration::from_millis(50), Duration::ZERO, 100),
     (Duration::from_millis(200), Duration::from_millis(300), 50),
 ];
 
-/// The number of turns with and without the plugin, and the number of creations in each turn.
+/// How many turns there are with and without the plugin, and how many creations in each.
 const TURNS: (u32, u32) = (6, 25);
 
 fn main() {
@@ -250,7 +250,7 @@ async fn synchronized(
     let mut runtime = socket.accept().await;
     runtime.register().await;
     runtime.configure(2000).await;
-    // The synchronization is sent in parts, as by a real runtime.
+    // The synchronization comes in parts, as from a real runtime.
     while !pods.is_empty() || !containers.is_empty() {
         let part = |left: usize| left.saturating_sub(50);
         let (pods_now, containers_now) = (
@@ -278,8 +278,8 @@ async fn synchronized(
     (agent, runtime, socket)
 }
 
-/// Bursts of 50 creations beside `others` containers. All requests of a burst are sent at once. A time is that between the
-/// burst's start and an answer.
+/// Bursts of 50 creations beside `others` containers, whose requests are all sent at once. A time
+/// is that from the start of the burst to an answer.
 async fn bursts(kernel: &Kernel, others: usize) {
     let mut tree = kernel.tree();
     let (agent, mut runtime, _socket) = synchronized(kernel, &mut tree, others).await;
@@ -332,8 +332,9 @@ async fn bursts(kernel: &Kernel, others: usize) {
     agent.stop();
 }
 
-/// Requests that need no work of their own, one every 2 ms, while pods come and go beside `others` containers. A shared
-/// container gets nothing, so the time of its answer is the time that the request waits for the agent.
+/// Requests that need no work of their own, one every 2 ms, while pods come and go beside `others`
+/// containers. A shared container gets nothing, so the time of its answer is how long the request
+/// waits for the agent.
 async fn queue(kernel: &Kernel, others: usize) {
     let mut tree = kernel.tree();
     let (agent, mut runtime, _socket) = synchronized(kernel, &mut tree, others).await;

@@ -136,7 +136,7 @@ fn read(way: &str, server: &str) {
         let client = kube::Client::try_from(config).unwrap();
         // The first request makes the connection, and loads what every request needs.
         client.apiserver_version().await.unwrap();
-        // The kernel then counts the maximum anew.
+        // This makes the kernel count the maximum anew.
         std::fs::write("/proc/self/clear_refs", "5").unwrap();
         let (before, start) = (memory("VmRSS:"), Instant::now());
         let addresses = match way {

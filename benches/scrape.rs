@@ -1,7 +1,8 @@
-//! The cost of a scrape, compared with a minimal program. The minimal program only reads seven open files of each
-//! container, requests the kernel's accounting for each process, and writes as many lines. The bench uses real cgroups,
-//! processes and network namespaces, and measures both programs in turns in one run. `PINFOLD_KERNEL_TESTS=1 cargo
-//! bench --bench scrape` (`-- 100 250` for different numbers of pods), as root
+//! The cost of a scrape, compared with a minimal program that only reads seven open files of each
+//! container, requests the kernel's accounting for each process, and writes as many lines. The
+//! bench uses real cgroups, processes and network namespaces, and measures both programs in turns
+//! in one run. `PINFOLD_KERNEL_TESTS=1 cargo bench --bench scrape` (`-- 100 250` for different
+//! numbers of pods), as root
 //!
 //! With `-- all 250`, the agent also has all features that are off by default.
 //!
@@ -59,7 +60,7 @@ const CONTAINERS: usize = 4;
 /// The number of measured scrapes.
 const SCRAPES: usize = 20;
 
-/// The pause between two scrapes: more than the second in which scrapes share a collection.
+/// The pause between two scrapes. It is longer than the second in which scrapes share a collection.
 const PAUSE: Duration = Duration::from_millis(1200);
 
 /// Pods that a bridge of the local network joins.
@@ -136,7 +137,6 @@ fn main() {
     }
 }
 
-/// A node with the given number of pods.
 struct Node<'a> {
     kernel: &'a Kernel,
     tree: Tree<'a>,
@@ -420,7 +420,7 @@ impl Floor {
         }
     }
 
-    /// Returns this thread's CPU time after all reads, and after all requests for processes.
+    /// Returns this thread's CPU time after all reads, and again after all requests for processes.
     fn round(&mut self, series: usize) -> (Duration, Duration) {
         let (mut buffer, mut sum) = ([0; 4096], 0);
         for file in &self.files {

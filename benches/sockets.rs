@@ -26,7 +26,8 @@ use crate::kernel::kernel_tests;
 /// The number of exchanges in each round.
 const EXCHANGES: u32 = 20_000;
 
-/// The number of exchanges before the measurement, because attaching or detaching programs empties caches.
+/// How many exchanges come before the measurement, because attaching or detaching programs empties
+/// caches.
 const WARM_UP: u32 = 2_000;
 
 /// The number of rounds of each kind.

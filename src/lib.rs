@@ -1,15 +1,16 @@
 //! Pinfold: a node agent for Kubernetes clusters that train models on CPUs.
 //!
-//! The agent gives each container of a Guaranteed training pod exclusive CPUs, and sets the thread counts in the
-//! container's environment before the start. The agent also measures whether both hold. This page describes the
-//! architecture. `docs/` is for operators.
+//! The agent gives each container of a Guaranteed training pod exclusive CPUs, sets the thread
+//! counts in its environment before it starts, and measures whether both hold. This page describes
+//! the architecture; operators find what they need in `docs/`.
 //!
 //! # The central decision: the kernel is the source of truth
 //!
-//! Pinfold has no state file. Which container owns which CPUs is stored in the cgroups: in partitions and CPU sets, and in
-//! the assignment record, an extended attribute of the cgroup ([`pin::AssignmentRecord`]). The kernel removes the record
-//! with the cgroup. A restart reads the cgroups and knows the state. No checkpoint can become corrupt, and a change of
-//! policy needs no drain.
+//! Pinfold has no state file. Which container owns which CPUs is stored in the cgroups: in
+//! partitions and CPU sets, and in the assignment record, an extended attribute of the cgroup
+//! ([`pin::AssignmentRecord`]) that the kernel removes together with the cgroup. After a restart,
+//! the agent reads the cgroups and knows the state again. So no checkpoint can become corrupt, and
+//! a change of policy needs no drain.
 //!
 //! # Four products in one binary
 //!
@@ -50,14 +51,16 @@
 //! `bench` also has `experiments`; `top` has `pinfold top`;
 //! `portforward` has `pinfold status` and port-forwards to the agents of a cluster. The agent's image is built without features.
 //!
-//! The pure modules (`text`, `cpu`, `pod`, `scene`, `experiment`) and the pure half of `pin` hold every decision. The others fetch, plan
-//! and apply. A plan is a value that can be compared and printed. A plan that was applied leaves nothing for the next plan.
+//! Every decision is made in the pure modules (`text`, `cpu`, `pod`, `scene`, `experiment`) and in
+//! the pure half of `pin`. The others fetch, plan and apply. A plan is a value that can be compared
+//! and printed, and one that was applied leaves nothing for the next.
 //!
 //! # One pod's way through the modules
 //!
-//! 1. The API server lists the pod ([`cluster::pods`]), a manifest appears in the folder ([`pod::parse`]), or the container
-//!    runtime makes its sandbox ([`nri`]). Each source sends the change of this one pod to the reconciler in [`agent`]. The pod is
-//!    reduced to what rules need, and recognized, when it is read.
+//! 1. The API server lists the pod ([`cluster::pods`]), a manifest appears in the folder
+//!    ([`pod::parse`]), or the container runtime makes its sandbox ([`nri`]). Each source sends the
+//!    change of this one pod to the reconciler in [`agent`]. When the pod is read, it is reduced to
+//!    what the rules need, and recognized.
 //! 2. The agent's `World` holds the pod, and a mirror of its cgroups. The runtime asks about each container before it creates it:
 //!    `admit` reads the pod's cgroups again if they are dirty or no longer as in the mirror.
 //! 3. [`pod::entitlement()`] says *shared* or *exclusive n*, with a reason for people. [`pin::decide::decide`] keeps existing

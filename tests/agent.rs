@@ -1,7 +1,8 @@
 //! The agent on the real kernel: real cgroups, real processes, and the program itself.
 //!
-//! The tests need root, a cgroup hierarchy with cpuset and two CPUs. Plain `cargo test` leaves the tests to `tests/run` and
-//! names each. Every test makes a separate tree of pods and touches no further tree.
+//! The tests need root, a cgroup hierarchy with cpuset and two CPUs. Plain `cargo test` names each
+//! of them and leaves it to `tests/run`. Every test makes a tree of pods of its own, and touches no
+//! other.
 //!
 //! | what holds | tests |
 //! |---|---|

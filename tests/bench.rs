@@ -1,6 +1,8 @@
-//! The bench as users run the command: the plan, the figures, the refusals, and the cleanup on every kind of end.
+//! The bench as users run it: the plan, the figures, the refusals, and the cleanup on every kind of
+//! end.
 //!
-//! Most tests need root and a cgroup hierarchy with cpuset, so plain `cargo test` leaves the tests to `tests/run`.
+//! Most tests need root and a cgroup hierarchy with cpuset, so plain `cargo test` leaves them to
+//! `tests/run`.
 
 #![allow(
     clippy::unwrap_used,
@@ -29,10 +31,10 @@ use nix::unistd::Pid;
 use ran::run;
 use serde_json::Value;
 
-/// The time limit for what follows soon. Only a failure uses the time.
+/// The time limit for what follows soon. Only a failure takes so long.
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// Benches run in sequence, because a bench needs all CPUs of the machine.
+/// Benches run one after the other, because each needs all CPUs of the machine.
 static ALONE: Mutex<()> = Mutex::new(());
 
 fn kernel_tests() -> Option<MutexGuard<'static, ()>> {
@@ -63,7 +65,7 @@ fn report(arguments: &[&str]) -> Value {
     serde_json::from_str(&stdout).unwrap()
 }
 
-/// The possible remains of a bench: cgroups, the folder of manifests, processes, links.
+/// What a bench may leave behind: cgroups, the folder of manifests, processes, links.
 #[derive(Debug, PartialEq, Eq)]
 struct BenchRemains {
     cgroups: BTreeSet<PathBuf>,
@@ -117,7 +119,7 @@ fn find(dir: &Path, depth: usize, found: &mut BTreeSet<PathBuf>) {
     }
 }
 
-/// A unique mark for the command lines of a test.
+/// A mark that only one test has in its command lines.
 const MARK: &str = "a-command-of-the-bench-test";
 
 fn nothing_left(links: &BTreeSet<String>) {

@@ -1,4 +1,4 @@
-//! The program as people and scripts use the program: answers, errors, exit codes.
+//! The program as people and scripts use it: answers, errors, exit codes.
 
 #![allow(
     clippy::unwrap_used,
@@ -459,7 +459,8 @@ fn mistakes_in_the_environment_are_named() {
     }
 }
 
-/// A folder that resembles cgroup v2 with cpuset, and a machine: an agent can start on the folder without any rights.
+/// A folder that resembles cgroup v2 with cpuset, and a machine, so that an agent can start on them
+/// without any rights.
 fn node() -> (TempDir, [String; 4]) {
     let machine = machine::unpack(MACHINE);
     let cgroups = machine.path().join("cgroup");

@@ -1,7 +1,8 @@
 //! CPU isolation and interference: on a tree of files, in a network namespace, and on the real kernel.
 //!
-//! A test moves the interrupts of the whole machine. The test runs only in a guest, where `PINFOLD_CPU_ISOLATION_TESTS=1`
-//! allows it: `PINFOLD_KERNEL_TESTS=1 PINFOLD_CPU_ISOLATION_TESTS=1 tests/vm/boot 6.12 -- target/…/deps/cpu_isolation-…`.
+//! One test moves the interrupts of the whole machine, so it runs only in a guest, where
+//! `PINFOLD_CPU_ISOLATION_TESTS=1` allows it: `PINFOLD_KERNEL_TESTS=1 PINFOLD_CPU_ISOLATION_TESTS=1
+//! tests/vm/boot 6.12 -- target/…/deps/cpu_isolation-…`.
 //!
 //! | what holds | tests |
 //! |---|---|

@@ -1,6 +1,7 @@
-//! The demo as users run the command: the figures, and the cleanup on every kind of end.
+//! The demo as users run it: the figures, and the cleanup on every kind of end.
 //!
-//! The tests need root and a cgroup hierarchy with cpuset, so plain `cargo test` leaves the tests to `tests/run`.
+//! The tests need root and a cgroup hierarchy with cpuset, so plain `cargo test` leaves them to
+//! `tests/run`.
 
 #![allow(
     clippy::unwrap_used,
@@ -24,10 +25,10 @@ use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use ran::run;
 
-/// The time limit for what follows soon. Only a failure uses the time.
+/// The time limit for what follows soon. Only a failure takes so long.
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// Demos run in sequence, because a demo owns a tree of cgroups.
+/// Demos run one after the other, because each owns a tree of cgroups.
 static ALONE: Mutex<()> = Mutex::new(());
 
 /// The right to run demos, on a machine with root and cpusets.
@@ -59,7 +60,7 @@ fn demo(arguments: &[&str]) -> Command {
     command
 }
 
-/// The possible remains of a demo: cgroups, processes, manifests, network namespaces, links.
+/// What a demo may leave behind: cgroups, processes, manifests, network namespaces, links.
 #[derive(Debug, PartialEq, Eq)]
 struct DemoRemains {
     cgroups: BTreeSet<PathBuf>,
@@ -219,7 +220,8 @@ fn a_demo_with_a_server_beside_a_besteffort_pod() {
     assert_eq!(DemoRemains::now(), DemoRemains::nothing(&links));
 }
 
-/// The text for people: what is compared before the figures, and a warning before everything else.
+/// The text for people: what is compared comes before the figures, and a warning before everything
+/// else.
 #[test]
 fn the_summary_says_what_is_compared() {
     let Some(_alone) = kernel_tests() else { return };

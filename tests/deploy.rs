@@ -1,7 +1,7 @@
 //! The files for clusters and systemd: manifests, chart, admission policies, image and unit.
 //!
-//! Tests that need the real kernel or a program outside Debian's plain installation (kubectl, helm, buildah,
-//! systemd-analyze) run with `tests/run`. Plain `cargo test` skips and names these tests.
+//! Tests that need the real kernel or a program outside Debian's plain installation (kubectl, helm,
+//! buildah, systemd-analyze) run with `tests/run`. Plain `cargo test` skips them and names each.
 //!
 //! | what holds | tests |
 //! |---|---|

@@ -217,7 +217,7 @@ impl Kubelet {
         self.client().list().await
     }
 
-    /// Returns the error of a call, whose message must name the socket.
+    /// The error of a call. Its message must name the socket.
     async fn error(&self) -> CallError {
         let error = self.list().await.unwrap_err();
         assert!(error.to_string().contains(SOCKET), "{error}");

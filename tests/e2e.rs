@@ -1,7 +1,8 @@
 //! Pinfold on a live cluster: rollout, pinning, containers, resizes, scenes, policies, outages and removal.
 //!
-//! The program needs a cluster: `PINFOLD_E2E_KUBECONFIG=FILE PINFOLD_E2E_NODES=NAME,NAME cargo test --test e2e`. Without a
-//! kubeconfig, the program names each case as skipped. The output is a table in Markdown.
+//! The program needs a cluster: `PINFOLD_E2E_KUBECONFIG=FILE PINFOLD_E2E_NODES=NAME,NAME cargo test
+//! --test e2e`. Without a kubeconfig, it names each case as skipped. The output is a table in
+//! Markdown.
 
 #[path = "e2e/agent.rs"]
 mod agent;
@@ -112,7 +113,7 @@ async fn run_all(cluster: &Cluster, cases: &[&Case]) -> Report {
     report
 }
 
-/// Runs a case in a namespace of its own, and removes everything that the case has made.
+/// Runs a case in a namespace of its own, and removes everything that it has made.
 async fn run_case(case: &Case, site: &Site<'_>) -> Result<Verdict> {
     let opened = site.open().await;
     let limit: Duration = site.cluster.settings.deadline * WAITS + site.cluster.settings.rest * 2;

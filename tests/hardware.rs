@@ -1,5 +1,5 @@
-//! The events that this machine can count. The output is *supported* with a fresh count, or *not here* with the reason.
-//! A supported event that does not count fails the test.
+//! The events that this machine can count. The output is *supported* with a fresh count, or *not
+//! here* with the reason. An event that is supported and does not count fails the test.
 //!
 //! `PINFOLD_KERNEL_TESTS=1 cargo test --test hardware`, as root: the test makes a monitoring group for a moment.
 
@@ -121,7 +121,7 @@ fn counters(online: &CpuSet, events: &[PerfEvent], names: &[&str]) {
     }
 }
 
-/// Counts the moves of a thread that binds itself to one CPU and then to a second CPU.
+/// Counts the moves of a thread that binds itself to one CPU and then to another.
 fn threads() {
     let (proc, own) = (
         Proc::new(Path::new("/")),

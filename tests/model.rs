@@ -1,10 +1,11 @@
 //! The agent as a state machine: pods come, grow and go, foreign programs write, CPUs go offline, the agent is killed
 //! between any two steps. In every order, each CPU has exactly one owner, and running containers stay in place.
 //!
-//! The turns of the reconciler are the real turns of a node and of a pod. The kernel is a model that agrees with observations of
-//! real kernels. An agent either begins anew with each turn, or lives on while the container runtime waits for answers: then
-//! a turn yields at every point, and the agent is killed after every step. The tests explore all small histories, and larger
-//! histories at random; `PINFOLD_MODEL_EVENTS=5` and `PROPTEST_CASES=4000` go further.
+//! The turns of the reconciler are the real turns of a node and of a pod, and the kernel is a model
+//! that agrees with observations of real ones. An agent either begins anew with each turn, or lives
+//! on while the container runtime waits for answers: then a turn yields at every point, and the
+//! agent is killed after every step. The tests explore all small histories, and larger ones at
+//! random; `PINFOLD_MODEL_EVENTS=5` and `PROPTEST_CASES=4000` go further.
 //!
 //! | what holds | tests |
 //! |---|---|

@@ -1,4 +1,4 @@
-//! Network namespaces on the real kernel. The tests need root and fail with a message without root.
+//! Network namespaces on the real kernel. The tests need root, and fail with a message without it.
 
 #![allow(
     clippy::unwrap_used,

@@ -42,7 +42,7 @@ use machines::{cpu, even, machine};
 use pinfold::cpu::{CpuSet, Placer, TooFewCpus, Topology};
 use proptest::prelude::*;
 
-/// Machines of 8 CPUs: each has a shape that a search could get wrong.
+/// Machines of 8 CPUs, each with a shape that a search could get wrong.
 fn small_machines() -> Vec<(&'static str, Topology)> {
     let list = |cpus: [(i32, i32, i32, i32); 8]| {
         machine(

@@ -613,7 +613,8 @@ fn denied_containers_are_recognized() {
     }
 }
 
-/// `pinfold scene render` keeps a large cluster in a ConfigMap, so TF_CONFIG has a reference instead of the cluster.
+/// `pinfold scene render` keeps a large cluster in a ConfigMap, so TF_CONFIG has a reference
+/// instead of it.
 #[test]
 fn a_chief_with_a_reference_in_tf_config_is_recognised() {
     for (role, expected) in [("chief", PodRole::Chief), ("evaluator", PodRole::Evaluator)] {

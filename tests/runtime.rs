@@ -1,8 +1,9 @@
 //! Real container runtimes on the real kernel: two series of containerd with their runc, called as the kubelet calls
 //! them.
 //!
-//! The tests need root, a cgroup hierarchy with cpuset, two CPUs and the files that `tests/runtime/prepare` fetches.
-//! Plain `cargo test` skips the tests and names them; `tests/run` runs them.
+//! The tests need root, a cgroup hierarchy with cpuset, two CPUs and the files that
+//! `tests/runtime/prepare` fetches. Plain `cargo test` skips them and names each; `tests/run` runs
+//! them.
 //!
 //! | what holds | tests |
 //! |---|---|

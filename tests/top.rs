@@ -1,7 +1,7 @@
 //! `pinfold top` as users run the command: printed to a pipe, and on a terminal that the test reads.
 //!
-//! The test serves recorded responses of a real agent (tests/data/top). `tests/demo.rs` runs the command against a real
-//! agent.
+//! The test serves recorded responses of a real agent (tests/data/top). `tests/demo.rs` runs the
+//! command against a real one.
 //!
 //! | what holds | tests |
 //! |---|---|
@@ -227,7 +227,7 @@ fn more_nodes_than_files_may_be_open_are_asked_in_turn() {
     assert!(frame.contains("node-599"), "{frame}");
 }
 
-/// Reads the head of a request; a client that sends no request needs no response.
+/// Reads the head of a request. A client that sends none needs no response.
 fn asked(stream: &TcpStream) -> bool {
     let mut lines = BufReader::new(stream.try_clone().unwrap()).lines();
     lines.any(|line| line.is_ok_and(|line| line.is_empty()))

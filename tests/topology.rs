@@ -18,7 +18,7 @@ mod machine;
 
 use machine::{archives, unpack};
 
-/// The known groups of a machine's CPUs; `None`: not checked.
+/// The known groups of a machine's CPUs; `None` if they are not checked.
 #[derive(Deserialize)]
 struct Truth {
     online: Vec<u32>,
@@ -98,7 +98,7 @@ impl Machine {
         read(&self.root).unwrap()
     }
 
-    /// Returns the error, which must name the file and the content.
+    /// The error, which must name the file and the content.
     fn error(&self, path: &str, text: &str) -> TopologyError {
         let error = read(&self.root).unwrap_err();
         let shown = error.to_string();

@@ -44,8 +44,8 @@ fn lines(process: &mut Process) -> Lines<BufReader<ChildStdout>> {
     BufReader::new(process.take_stdout().unwrap()).lines()
 }
 
-/// The last line, with the last loss of any line. The line of the last second may take the last steps, and then the final
-/// line has no loss.
+/// The last line, with the last loss of any line. If the line of the last second takes the last
+/// steps, the final one has no loss.
 fn last(lines: Lines<BufReader<ChildStdout>>) -> ProgressLine {
     let mut loss = None;
     let mut last: Option<ProgressLine> = None;
@@ -60,7 +60,7 @@ fn last(lines: Lines<BufReader<ChildStdout>>) -> ProgressLine {
     }
 }
 
-/// The time limit for the end of a process after a signal. Only a failure uses the time.
+/// The time limit for the end of a process after a signal. Only a failure takes so long.
 fn soon() -> Instant {
     Instant::now() + Duration::from_secs(60)
 }

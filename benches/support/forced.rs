@@ -1,4 +1,4 @@
-//! Simulation of forced splits over NUMA nodes, and of the moves that remove splits.
+//! Simulation of forced splits over NUMA nodes, and of the moves that remove them.
 
 use std::time::{Duration, Instant};
 
@@ -6,7 +6,6 @@ use pinfold::cpu::{CpuSet, Owner, Placer, Request, Topology};
 
 use crate::random::Random;
 
-/// The result of a simulation.
 #[derive(Debug, Default)]
 pub(crate) struct Forced {
     /// The number of placed requests.
@@ -21,9 +20,9 @@ pub(crate) struct Forced {
     pub(crate) owners: usize,
 }
 
-/// Simulates containers of 2, 4, … 32 CPUs that arrive and leave. Three of four steps are arrivals while at most `load`
-/// % of the machine would be used. The simulation searches for moves but makes none, so all shares refer to the same
-/// splits.
+/// Simulates containers of 2, 4, … 32 CPUs that arrive and leave. Three of four steps are arrivals
+/// while at most `load` % of the machine would be used. The simulation searches for moves but makes
+/// none, so that all shares refer to the same splits.
 pub(crate) fn run(topology: &Topology, load: usize, steps: usize, seed: u64) -> Forced {
     let placer = Placer::new(topology);
     let mut random = Random(seed);

@@ -1,9 +1,10 @@
 //! The cost of a page of 1,000 containers: Pinfold's writer beside the encoder of the crate `prometheus`.
 //!
-//! Both programs write the same families, labels and values, and the texts are compared. Pinfold's writer formats labels
-//! and values, and cuts the page into the pieces of an answer. The other program makes a `MetricFamily` for each family,
-//! and encodes all families with `TextEncoder`. Both keep their buffers from round to round, as an agent does. Times are
-//! CPU times. Memory is counted in separate rounds, so that the counting takes no measured time.
+//! Both programs write the same families, labels and values, and the texts are compared. Pinfold's
+//! writer formats labels and values, and cuts the page into the pieces of an answer; the other
+//! program makes a `MetricFamily` for each family, and encodes them all with `TextEncoder`. Both
+//! keep their buffers from round to round, as an agent does. Times are CPU times. Memory is counted
+//! in separate rounds, so that the counting takes no measured time.
 #![allow(unsafe_code, reason = "a global allocator is unsafe code")]
 
 use std::alloc::{GlobalAlloc, Layout, System};
@@ -113,7 +114,8 @@ pub(crate) fn print() {
     report(times.map(median), &used);
 }
 
-/// Prints the times of both programs and of the encoder alone, the ratio of the times, and the memory of both programs.
+/// Prints the times of both programs and of the encoder alone, the ratio of the two times, and the
+/// memory of both.
 fn report([writing, encoding, alone, ratio]: [f64; 4], [own, encoder]: &[MemoryUse; 2]) {
     println!(
         "{:<24} {:>8} {:>14} {:>9}",
@@ -158,7 +160,7 @@ struct MemoryUse {
     peak: f64,
 }
 
-/// Counts the second round of a program: the buffers then have their size.
+/// Counts in the second round of a program, because by then its buffers have their size.
 fn memory<P: Program>(content: &Content) -> MemoryUse {
     LIVE.store(0, Relaxed);
     COUNTING.store(true, Relaxed);

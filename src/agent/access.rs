@@ -1,8 +1,8 @@
 //! [`AccessRules`]: which callers of the HTTP server may read names of pods and their CPUs.
 //!
-//! Callers on this host may read everything, and so may callers whom the API server authorizes. A port-forward ends on the
-//! loopback address of the agent's pod, and therefore counts as a caller on this host. A request through a proxy counts as a
-//! request of another host.
+//! Callers on this host may read everything, and so may callers whom the API server authorizes. A
+//! port-forward ends on the loopback address of the agent's pod, so its caller counts as one on
+//! this host. A request that comes through a proxy counts as one from another host.
 
 use std::net::IpAddr;
 
@@ -13,20 +13,19 @@ use super::config::{Metrics, MetricsAuth};
 use crate::cluster::Api;
 use crate::cluster::review::{Review, Reviewer};
 
-/// Headers that a proxy adds. The proxy may run on this host, and the proxy's client on any host.
+/// Headers that a proxy adds. Even a proxy on this host may pass on requests from any other.
 const PROXY_HEADERS: [&str; 3] = ["forwarded", "via", "x-real-ip"];
 
-/// The beginning of further headers that a proxy adds, for example `X-Forwarded-For` and `X-Forwarded-Proto`.
+/// How further headers of proxies begin, for example `X-Forwarded-For` and `X-Forwarded-Proto`.
 const PROXY_PREFIX: &str = "x-forwarded-";
 
-/// A page with access rules. RBAC names the page's path as a non-resource URL.
+/// A page with access rules. RBAC knows it by its path, as a non-resource URL.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum ProtectedPath {
     Metrics,
     Status,
 }
 
-/// The access rules of the HTTP server.
 #[derive(Debug)]
 pub(super) struct AccessRules {
     /// `None` for an agent without the Kubernetes API.
@@ -34,7 +33,6 @@ pub(super) struct AccessRules {
     metrics: MetricsAuth,
 }
 
-/// Why a caller may not read a page.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub(super) enum AccessRefusal {
     #[error(
@@ -88,7 +86,6 @@ impl ProtectedPath {
 // === impl AccessRefusal ===
 
 impl AccessRefusal {
-    /// The HTTP status code for a refused page.
     pub(super) fn status(self) -> StatusCode {
         match self {
             Self::NoToken(_) | Self::MalformedToken | Self::UnknownToken => {
@@ -104,7 +101,7 @@ impl AccessRefusal {
 // === impl AccessRules ===
 
 impl AccessRules {
-    /// Creates the access rules. Without `api`, only callers on this host may read `/status`.
+    /// Without `api`, only callers on this host may read `/status`.
     ///
     /// # Errors
     /// `/metrics` needs reviews, and the agent has no API.
@@ -152,8 +149,8 @@ impl AccessRules {
     }
 }
 
-/// Whether a request comes from this host and not through a proxy. `is_local_connection`: the connection comes from this
-/// host.
+/// Whether a request comes from this host, without a proxy in between. `is_local_connection` tells
+/// whether the connection does.
 pub(super) fn is_on_this_host(is_local_connection: bool, headers: &HeaderMap) -> bool {
     let is_of_proxy = |name: &str| PROXY_HEADERS.contains(&name) || name.starts_with(PROXY_PREFIX);
     is_local_connection && !headers.keys().any(|name| is_of_proxy(name.as_str()))
@@ -165,7 +162,7 @@ pub(super) fn is_local_connection(peer: IpAddr, own: IpAddr) -> bool {
     peer.is_loopback() || peer == own
 }
 
-/// The bearer token of a request. The name of the scheme has no case.
+/// The bearer token of a request. The scheme may be written in upper or lower case.
 ///
 /// # Errors
 /// The request has no bearer token, several headers `Authorization`, or a token with other characters than visible ASCII.
@@ -237,7 +234,7 @@ mod tests {
         assert_eq!(bearer_token(page, &HeaderMap::new()), none);
     }
 
-    /// The agent and a proxy in front of the agent could choose different headers.
+    /// The agent and a proxy in front of it could choose different ones.
     #[test]
     fn a_request_with_two_tokens_is_refused() {
         let page = ProtectedPath::Metrics;

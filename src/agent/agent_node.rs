@@ -19,43 +19,39 @@ use crate::pod::{
     ObjectName, RecognizedPod, ThreadBasis, ThreadEnvironment, ThreadPolicy, thread_environment,
 };
 
-/// How long the start waits for the kubelet's answer.
+/// How long the agent waits at its start for the kubelet's answer.
 const FIRST_ANSWER: Duration = Duration::from_secs(2);
 
-/// The node as found at the start. A kubelet that assigns CPUs changes the enforcement later.
+/// The node as it was found at the start. A kubelet that assigns CPUs changes the enforcement
+/// later.
 #[derive(Debug, Clone)]
 pub struct AgentNode {
-    /// The effective configuration.
     pub config: Config,
     /// The CPUs and NUMA nodes for which the topology was read.
     pub(super) hotplug_state: HotplugState,
     hotplug_files: HotplugFiles,
     pub topology: Topology,
     placer: Placer,
-    /// The machine's present layout, for the snapshot.
+    /// The present layout, for the snapshot.
     pub(super) layout: Arc<Layout>,
     /// Why the changed topology can't be read, as logged.
     topology_error: Option<String>,
-    /// The machine's cgroups.
     pub cgroups: Cgroups,
-    /// The machine's processes.
     pub proc: Proc,
     /// The NUMA nodes with memory that pods may use.
     pub memory_nodes: CpuSet,
     /// CPUs that are never exclusive.
     pub reserved: CpuSet,
-    /// How assignments are enforced.
     pub enforcement: Enforcement,
     pub enforcement_cause: EnforcementCause,
     /// The reason for the enforcement, as a sentence.
     pub enforcement_reason: String,
-    /// The enforcement, the cause and the reason for a node without a kubelet that assigns CPUs.
+    /// The enforcement, its cause and its reason for a node without a kubelet that assigns CPUs.
     alone: (Enforcement, EnforcementCause, String),
     /// The last known state of the kubelet's CPU Manager. `None` for cgroups outside any kubelet.
     cpu_manager: Option<CpuManager>,
-    /// The reason why new assignments are suspended, if any.
+    /// Why new assignments are suspended, if they are.
     suspended: Option<String>,
-    /// The watches of the pods' trees.
     pub(super) changes: Arc<ChangedCgroups>,
 }
 
@@ -75,12 +71,13 @@ impl AgentNode {
         Ok(node)
     }
 
-    /// Reads the node for pods that no kubelet manages. A kubelet's CPU Manager has no effect.
+    /// Reads the node for pods that no kubelet manages, so a kubelet's CPU Manager has no effect.
     ///
     /// # Errors
     /// The errors of [`AgentNode::new`].
     pub fn apart(config: Config) -> anyhow::Result<Self> {
-        // The hotplug state is read first. The first tick then notices a change during the reading of the topology.
+        // The hotplug state comes first, so that the first tick notices a change that happens while
+        // the topology is read.
         let mut hotplug_files = HotplugFiles::new(&config.root_dir);
         let hotplug_state = hotplug_files.read();
         let topology = topology::read(&config.root_dir)?;
@@ -127,7 +124,7 @@ impl AgentNode {
         self.memory_nodes = nodes;
     }
 
-    /// What is wrong with the configured reserved CPUs while others of them are online, as a sentence.
+    /// Which of the configured reserved CPUs are offline, while others are online, as a sentence.
     pub(super) fn offline_reserved(&self) -> Option<String> {
         let configured = self.config.reserved.as_ref()?;
         let online = configured.intersection(&self.topology.online);
@@ -142,12 +139,12 @@ impl AgentNode {
         })
     }
 
-    /// Whether the configuration names no reserved CPUs.
     fn has_default_reserved(&self) -> bool {
         self.config.reserved.as_ref().is_none_or(CpuSet::is_empty)
     }
 
-    /// Forgets the default reserved CPUs. [`AgentNode::choose_reserved`] then takes assigned CPUs into account.
+    /// Forgets the default reserved CPUs, so that [`choose_reserved`] takes assigned CPUs into
+    /// account.
     pub(super) fn forget_default_reserved(&mut self) {
         if self.has_default_reserved() {
             self.reserved = CpuSet::new();
@@ -162,15 +159,15 @@ impl AgentNode {
         }
     }
 
-    /// The last known state of the kubelet's CPU Manager.
     pub(super) fn cpu_manager(&self) -> Option<CpuManager> {
         self.cpu_manager
     }
 
-    /// Only observes beside a kubelet that assigns CPUs, and enforces again after the kubelet stops assigning. Suspends new
-    /// assignments while a kubelet does not answer. Returns whether the enforcement or the suspension changed.
+    /// Only observes while a kubelet assigns CPUs, and enforces again once it stops. While a
+    /// kubelet does not answer, new assignments are suspended. Returns whether the enforcement or
+    /// the suspension changed.
     pub(super) fn set_cpu_manager(&mut self, now: CpuManager) -> bool {
-        // Cgroups outside any kubelet: the enforcement stays.
+        // The cgroups are outside any kubelet, so the enforcement stays.
         if self.cpu_manager.is_none() {
             return false;
         }
@@ -206,7 +203,8 @@ impl AgentNode {
         resumed || before != self.enforcement
     }
 
-    /// The reason why new assignments are suspended: the kubelet has not reported the policy of its CPU Manager.
+    /// Why new assignments are suspended: the kubelet has not reported the policy of its CPU
+    /// Manager.
     pub(super) fn suspended(&self) -> Option<&str> {
         self.suspended.as_deref()
     }
@@ -231,7 +229,7 @@ impl AgentNode {
         }
     }
 
-    /// Reads the pods' trees, and matches the cgroups with the pods.
+    /// Reads the pods' trees, and matches their cgroups with the pods.
     pub fn observe(&self, pods: &[Arc<RecognizedPod>]) -> anyhow::Result<(Observed, Ledger)> {
         let mut scan = Scan::default();
         for (path, uid) in self.pod_paths()? {
@@ -260,7 +258,6 @@ impl AgentNode {
         Ok(paths)
     }
 
-    /// The path of a pod's cgroup.
     pub(super) fn find_pod(&self, uid: &str) -> anyhow::Result<Option<String>> {
         for tree in &self.config.pod_cgroups {
             let found = self.cgroups.find_pod(tree, uid);
@@ -286,8 +283,8 @@ impl AgentNode {
         }
     }
 
-    /// Takes changes of the online CPUs and NUMA nodes. Without a change, the rest of the topology is not read. Returns whether
-    /// there was a change.
+    /// Takes changes of the online CPUs and NUMA nodes, and returns whether there was one. Only
+    /// then is the rest of the topology read.
     ///
     /// Every turn that decides begins with this comparison, because a CPU that has gone offline must not be assigned. It reads
     /// four small files.
@@ -324,8 +321,9 @@ impl AgentNode {
     }
 }
 
-/// Chooses the default reserved CPUs at the start, and again when pods can use none of them. Assigned, excluded or withheld CPUs
-/// are never chosen: reserved CPUs are the part of the pods' CPUs that stays shared.
+/// Chooses the default reserved CPUs at the start, and again when pods can use none of them. It
+/// never chooses assigned, excluded or withheld CPUs, because the reserved CPUs are the part of the
+/// pods' CPUs that stays shared.
 pub(super) fn choose_reserved(reserved: &mut CpuSet, topology: &Topology, ledger: &Ledger) {
     let online = &topology.online;
     if !reserved.is_disjoint(&ledger.available(online)) {
@@ -346,10 +344,11 @@ pub(super) fn choose_reserved(reserved: &mut CpuSet, topology: &Topology, ledger
     *reserved = chosen;
 }
 
-/// The configured reserved CPUs, else the lowest core without a CPU isolated at boot. The default ignores assignments.
+/// The configured reserved CPUs, or else the lowest core without a CPU isolated at boot, whatever
+/// is assigned.
 ///
-/// Offline CPUs among the configured ones stay reserved for the time when they are online again, as in an agent whose CPUs go
-/// offline while it runs.
+/// Configured CPUs that are offline stay reserved until they are online again, just as when CPUs go
+/// offline while the agent runs.
 ///
 /// # Errors
 /// None of the configured CPUs is online.
@@ -365,10 +364,10 @@ pub fn reserved(configured: Option<&CpuSet>, topology: &Topology) -> anyhow::Res
     Ok(configured.clone())
 }
 
-/// The enforcement, its cause, and the reason as a sentence.
+/// The enforcement, its cause, and its reason as a sentence.
 ///
 /// # Errors
-/// The configuration requires partitions, and the kernel does not support partitions.
+/// The configuration requires partitions, and the kernel does not support them.
 fn enforcement(
     config: &Config,
     cgroups: &Cgroups,

@@ -30,10 +30,12 @@ pub struct CgroupChanges {
 
 /// The watched trees, and their changes that no turn has taken so far.
 ///
-/// A task waits for the changes of each tree, so that the reconciler wakes up. A turn does not rely on the tasks: it also reads the
-/// kernel's queue itself, and so knows of everything that is queued when it asks. After its own steps it takes the events that these
-/// have caused. Otherwise they would start another turn, which reads the same cgroups again: with 250 pods on cgroup v1, one creation
-/// then cost two readings of the node, and a start in between took 51 ms instead of 2 ms.
+/// A task waits for the changes of each tree, so that the reconciler wakes up. A turn does not rely
+/// on these tasks: it also reads the kernel's queue itself, so it knows of everything that is
+/// queued when it asks. After its own steps it takes the events that they have caused. Otherwise
+/// these would start another turn, which reads the same cgroups again: with 250 pods on cgroup v1,
+/// one creation then cost two readings of the node, and a start in between took 51 ms instead of 2
+/// ms.
 #[derive(Debug, Default)]
 pub(super) struct ChangedCgroups {
     trees: Vec<WatchedTree>,
@@ -49,7 +51,8 @@ pub(super) struct WatchedTree {
     cgroup: String,
     pub(super) folder: PathBuf,
     watch: Mutex<Watch>,
-    /// Wakes the tree's task: a turn has met a new problem of the watch, or the problem has ended.
+    /// Wakes the tree's task when a turn has met a new problem of the watch, or when the problem
+    /// has ended.
     problem_changed: Notify,
 }
 
@@ -61,7 +64,6 @@ fn lock<T>(value: &Mutex<T>) -> MutexGuard<'_, T> {
 // === impl CgroupChanges ===
 
 impl CgroupChanges {
-    /// Anything may have changed.
     pub fn unknown() -> Self {
         Self {
             all: true,
@@ -146,7 +148,7 @@ impl ChangedCgroups {
         &self.trees
     }
 
-    /// The notifier that is notified after each change. One notification may stand for several changes.
+    /// Is notified after each change. One notification may stand for several changes.
     pub(super) fn appeared(&self) -> Arc<Notify> {
         Arc::clone(&self.appeared)
     }
@@ -162,10 +164,11 @@ impl ChangedCgroups {
         Ok(())
     }
 
-    /// Takes all changes so far. The reconciler is not woken for those that nobody has read from the kernel before.
+    /// Takes all changes so far. Those that only this call reads from the kernel don't wake the
+    /// reconciler.
     pub(super) fn take(&self) -> CgroupChanges {
         for tree in &self.trees {
-            // The task that follows the tree ends the agent if the error lasts.
+            // If the error lasts, the task that follows the tree ends the agent.
             if self.collect(tree).is_err() {
                 lock(&self.changes).add(CgroupChanges::unknown());
             }
@@ -175,7 +178,7 @@ impl ChangedCgroups {
 
     /// Adds the changes that the kernel has queued. Returns whether there are any.
     ///
-    /// The watch stays locked until they are added: a turn that asks meanwhile waits for them.
+    /// The watch stays locked until they are added, so a turn that asks meanwhile waits for them.
     fn collect(&self, tree: &WatchedTree) -> io::Result<bool> {
         let mut watch = lock(&tree.watch);
         let problem = watch.problem().map(str::to_owned);

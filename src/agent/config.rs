@@ -38,21 +38,17 @@ pub struct Config {
     /// A folder of pod manifests, YAML or JSON.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub manifest_dir: Option<PathBuf>,
-    /// The Kubernetes API.
     pub cluster: ClusterConfig,
-    /// The container runtime.
     pub runtime: Runtime,
     /// CPUs that are never exclusive. The default is the lowest core without a CPU isolated at boot.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub reserved: Option<CpuSet>,
-    /// How assignments are enforced.
     pub enforcement: EnforcementChoice,
     /// The time between two comparisons of the kernel with the ledger.
     #[serde(with = "compact::required")]
     pub reconcile_interval: Duration,
     /// Where metrics, health and status are served.
     pub listen: SocketAddr,
-    /// Optional measurements.
     pub metrics: Metrics,
     /// Which pods are entitled to exclusive CPUs.
     pub policy: Policy,
@@ -65,7 +61,6 @@ pub struct Config {
     pub cpu_isolation: CpuIsolationOptions,
     /// How thread counts follow from CPUs.
     pub threads: ThreadPolicy,
-    /// The agent's log.
     pub log: Log,
 }
 
@@ -73,7 +68,6 @@ pub struct Config {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields, default)]
 pub struct ClusterConfig {
-    /// Whether the API is used.
     pub api: AutoSwitch,
     /// The kubeconfig of the API server. The default is `KUBECONFIG`, else the pod's service account.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -105,15 +99,16 @@ impl Default for ClusterConfig {
 pub struct Metrics {
     /// Whether BPF programs count what the pods' sockets send and receive. The programs see each packet (cgroup v2).
     pub sockets: bool,
-    /// The most descriptors that count cycles, instructions and cache misses of containers in the shared pool. Each container
-    /// needs four descriptors per CPU. The kernel switches the counters with the containers.
+    /// The most descriptors that count cycles, instructions and cache misses of containers in the
+    /// shared pool. Each container needs four per CPU, and the kernel switches the counters with
+    /// the containers.
     pub max_shared_counters: usize,
     /// The time between two reads of the pods' TCP connections; `0s` disables the reads.
     #[serde(with = "compact::required")]
     pub connection_interval: Duration,
     /// The most peers of a training job for which a pod's traffic is reported; 0 reports no peers.
     pub max_peers: u64,
-    /// The collectors to switch off, like `{tcp: false}`. A missing collector is on.
+    /// The collectors to switch off, like `{tcp: false}`. All others are on.
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
     pub collectors: BTreeMap<String, bool>,
     /// The namespaces whose pods have series. An empty list means all namespaces.
@@ -121,7 +116,8 @@ pub struct Metrics {
     pub namespaces: Vec<String>,
     /// Who may read `/metrics` over the network.
     pub auth: MetricsAuth,
-    /// The audiences of the tokens that callers from other hosts may send. An empty list means the API server's own audiences.
+    /// The audiences of the tokens that callers from other hosts may send. An empty list means the
+    /// API server's own.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub audiences: Vec<String>,
 }
@@ -145,7 +141,6 @@ impl Metrics {
         self.collectors.get(collector) != Some(&false)
     }
 
-    /// The collectors that are switched off.
     pub fn disabled_collectors(&self) -> impl Iterator<Item = &str> {
         let disabled = self.collectors.iter().filter(|(_, on)| !**on);
         disabled.map(|(name, _)| name.as_str())
@@ -387,7 +382,8 @@ impl Config {
     /// Reads the text of a configuration file. An empty text holds the defaults.
     pub fn parse(text: &str) -> anyhow::Result<Self> {
         renamed_keys::check(text)?;
-        // The parser's full error repeats the message around an excerpt. The formatter for users prints the message once.
+        // The parser's full error repeats the message around an excerpt; the formatter for users
+        // prints it once.
         let parsed: Option<Self> = serde_saphyr::from_str(text).map_err(|error| {
             anyhow::anyhow!(
                 "{}",

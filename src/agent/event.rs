@@ -20,12 +20,12 @@ pub enum PodSource {
     Folder,
 }
 
-/// An input of the reconciler.
 #[derive(Debug)]
 pub enum AgentEvent {
     /// A change of a source's pods.
     Pods(PodsUpdate),
-    /// The wait for the API server's first list has ended without a complete list. Passes then rely on the kernel's records.
+    /// The wait for the API server's first list has ended without a complete one. Turns then rely
+    /// on the kernel's records.
     PodsWaitEnded,
     Node(ApiUid),
     /// The NUMA nodes of the devices of pods.
@@ -38,7 +38,6 @@ pub enum AgentEvent {
     Create {
         /// The container's pod, with the container.
         pod: Box<RuntimePod>,
-        /// The container's name.
         container: String,
         reply: oneshot::Sender<CreateAnswer>,
     },
@@ -46,18 +45,15 @@ pub enum AgentEvent {
     Start {
         /// The uid of the container's pod.
         uid: String,
-        /// The container's name.
         container: String,
-        /// The receiver of the answer.
         reply: StartReply,
     },
     /// The runtime request UpdateContainer, about a container that was created with CPUs of Pinfold's.
     Update {
         /// The uid of the container's pod.
         uid: String,
-        /// The container's name.
         container: String,
-        /// The receiver of the answer: the CPUs that the runtime shall remember; `None` to leave the runtime's set alone.
+        /// The answer: the CPUs that the runtime shall remember; `None` to leave its set alone.
         reply: oneshot::Sender<Option<CpuSet>>,
     },
     /// Why changes in a watched tree are not noticed; `None` if all of it is watched.
@@ -81,7 +77,8 @@ impl AgentEvent {
         )
     }
 
-    /// Whether nobody waits for the answer any more: the request's time was over before its turn came.
+    /// Whether nobody waits for the answer any more, because the request's time was over before it
+    /// was handled.
     pub(super) fn is_expired(&self) -> bool {
         match self {
             Self::Create { reply, .. } => reply.is_closed(),
@@ -111,8 +108,8 @@ pub enum PodsChange {
     Deleted(PodKey),
 }
 
-/// The place of a described pod among all others: first the API's pods by name, then the folder's in the order of the files.
-/// Earlier pods are served first.
+/// The place of a described pod among all others: first the API's pods by name, then the folder's
+/// in the order of the files. Earlier ones are served first.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub enum PodKey {
     Api {
@@ -161,7 +158,8 @@ pub enum RuntimeUpdate {
     Pod(Box<RuntimePod>),
     /// The uid of a removed pod.
     Gone(String),
-    /// The connection is lost. Until the next complete list, the runtime says nothing about containers that start again.
+    /// The connection is lost. Until the next complete list, the runtime says nothing about
+    /// containers that start again.
     Away,
 }
 

@@ -21,7 +21,8 @@ pub(super) struct EventSenders {
 pub(super) struct EventQueue {
     runtime: mpsc::UnboundedReceiver<AgentEvent>,
     others: mpsc::Receiver<AgentEvent>,
-    /// Events of the runtime received for a check and not yet handled.
+    /// Events of the runtime that [`EventQueue::has_urgent`] has taken from the channel, not
+    /// handled yet.
     peeked: VecDeque<AgentEvent>,
 }
 
@@ -41,7 +42,8 @@ impl EventQueue {
 
     /// The next event; `None` once all senders of both queues are dropped and all events are taken.
     ///
-    /// The other events come first: a description that the API server sent before a request counts for the request.
+    /// The other events come first, so that what the API server said of a pod before a request
+    /// counts for the request.
     ///
     /// Cancel safe: a cancelled call takes no event.
     pub(super) async fn next(&mut self) -> Option<AgentEvent> {

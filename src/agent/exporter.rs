@@ -1,4 +1,4 @@
-//! The `Exporter`: every source of `/metrics`, as one page.
+//! The `Exporter`: every source of `/metrics`, on one page.
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -16,14 +16,15 @@ use crate::metrics::{AgentMetrics, Chunk, Format, Labels, Lines, Page, Sources, 
 use crate::nri::ConnectionState;
 use crate::pin::Snapshot;
 
-/// The sources of `/metrics`: the node's pods, the agent, and the API and the container runtime as far as they are in use.
+/// The sources of `/metrics`: the node's pods, the agent, and whichever of the API and the
+/// container runtime are in use.
 #[derive(Debug)]
 pub(super) struct Exporter {
     pub(super) sources: Sources,
     metrics: AgentMetrics,
-    /// The API connection, where the API is used.
+    /// Present where the API is used.
     pub(super) link: Option<ClusterLink>,
-    /// The connection to the container runtime, where NRI is used.
+    /// Present where NRI is used.
     pub(super) runtime: Option<RuntimeLink>,
 }
 
@@ -44,7 +45,7 @@ impl Exporter {
         }
     }
 
-    /// The page in pieces. `None`: another page was still being built at `until`.
+    /// The page in pieces; `None` if another page was still being built at `until`.
     pub(super) fn scrape(
         &self,
         snapshot: &Arc<Snapshot>,
@@ -78,7 +79,8 @@ impl Exporter {
     }
 }
 
-/// Adds the requests to the Kubernetes API. A kind of error that has not occurred has the value 0.
+/// Adds the requests to the Kubernetes API. A kind of error that has not occurred is there with the
+/// value 0.
 pub fn write_requests(page: &mut Page, counters: &ApiCounters) {
     let requests = Call::ALL.map(|call| (call.name(), counters.requests(call)));
     page.add(by(&API_REQUESTS, "request", requests));

@@ -1,4 +1,4 @@
-//! Pods from a folder of manifests. inotify reports changes.
+//! Pods from a folder of manifests, whose changes inotify reports.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -11,21 +11,21 @@ use super::event::{AgentEvent, PodKey, PodSource, PodsChange, PodsUpdate};
 use crate::host::watch::Watch;
 use crate::pod::{self, Pod};
 
-/// A folder of manifests, and the pods last read from each file.
 #[derive(Debug)]
 pub(super) struct ManifestFolder {
     path: PathBuf,
     files: BTreeMap<PathBuf, Vec<Arc<Pod>>>,
     /// The pods that the reconciler knows; `None` before the first read.
     sent: Option<BTreeMap<PodKey, Arc<Pod>>>,
-    /// The errors of the last read. Each change of the folder leads to a read of all files, also of the damaged ones.
+    /// The errors of the last read. Each change of the folder leads to a read of all its files, the
+    /// damaged ones included.
     errors: Vec<String>,
 }
 
 // === impl ManifestFolder ===
 
 impl ManifestFolder {
-    /// Opens the folder, which must exist.
+    /// The folder must exist.
     pub(super) fn new(path: &Path) -> anyhow::Result<Self> {
         fs::read_dir(path).with_context(|| {
             format!(
@@ -41,16 +41,16 @@ impl ManifestFolder {
         })
     }
 
-    /// Sends the folder's pods now and after every change.
     pub(super) async fn run(
         mut self,
         events: tokio::sync::mpsc::Sender<AgentEvent>,
     ) -> anyhow::Result<()> {
-        // The watch begins before the first reading, so that no change is missed.
+        // The watch begins before the first read, so that no change is missed.
         let mut watch =
             Watch::new(&self.path, 0).context("can't watch the folder of pod manifests")?;
         loop {
-            // The read runs on a blocking thread. A slow folder must not delay the agent's shutdown.
+            // The read runs on a blocking thread, because a slow folder must not delay the agent's
+            // shutdown.
             let read = tokio::task::spawn_blocking(move || {
                 let read = self.read();
                 (self, read)
@@ -75,13 +75,13 @@ impl ManifestFolder {
                 .changed()
                 .await
                 .context("can't watch the folder of pod manifests any longer")?;
-            // Writers change several files at once. A short pause lets all changes arrive.
+            // Writers change several files at once, so a short pause lets all changes arrive.
             tokio::time::sleep(std::time::Duration::from_millis(2)).await;
         }
     }
 
-    /// Reads every manifest, and returns what has changed, with the errors. An unreadable file keeps its earlier pods: missing
-    /// data never unpins a container.
+    /// Reads every manifest, and returns what has changed, with the errors. An unreadable file
+    /// keeps its earlier pods, because missing data never unpins a container.
     fn read(&mut self) -> (Vec<PodsChange>, Vec<String>) {
         let mut errors = Vec::new();
         let found = match manifests(&self.path) {
@@ -109,8 +109,9 @@ impl ManifestFolder {
         (self.changes(pods), errors)
     }
 
-    /// The changes from the pods that the reconciler knows to `pods`. A pod that has moved to another file is there again before it
-    /// goes: a pod without a description would lose its CPUs.
+    /// The changes from the pods that the reconciler knows to `pods`. A pod that has moved to
+    /// another file appears there before it goes here, because a pod without a description would
+    /// lose its CPUs.
     fn changes(&mut self, pods: BTreeMap<PodKey, Arc<Pod>>) -> Vec<PodsChange> {
         let Some(sent) = self.sent.replace(pods) else {
             return vec![PodsChange::Listed(self.sent.clone().unwrap_or_default())];
@@ -126,8 +127,9 @@ impl ManifestFolder {
         applied.chain(deleted.map(PodsChange::Deleted)).collect()
     }
 
-    /// All pods, each uid once. The first file with a uid wins. An error names each further file, and each pod with the name of
-    /// another one: such a pod stays, because a running container may belong to it.
+    /// All pods, each uid once: the first file with it wins, and an error names each further one. A
+    /// pod with the name of another one is only reported, and stays, because a running container
+    /// may belong to it.
     fn distinct(&self, errors: &mut Vec<String>) -> BTreeMap<PodKey, Arc<Pod>> {
         let mut first: BTreeMap<&str, &Path> = BTreeMap::new();
         let mut names: BTreeMap<String, &Path> = BTreeMap::new();
@@ -196,7 +198,7 @@ fn read_manifest(path: &Path) -> anyhow::Result<Vec<Pod>> {
     Ok(pod::parse(&text, &path.display().to_string())?)
 }
 
-/// The manifest files in a folder, selected by name and sorted.
+/// The manifest files in a folder, chosen by their names and sorted.
 fn manifests(folder: &Path) -> std::io::Result<Vec<PathBuf>> {
     let mut found = Vec::new();
     for entry in fs::read_dir(folder)? {

@@ -1,6 +1,7 @@
 //! The checks for a pod that must not run without exclusive CPUs: at CreateContainer and at StartContainer.
 //!
-//! All pods without the annotation `required` pass. An unpinned container runs in the shared pool, and its note has the reason.
+//! Pods without the annotation `required` always pass. If one of their containers is unpinned, it
+//! runs in the shared pool, and its note says why.
 
 use crate::cpu::CpuSet;
 use crate::pin::Enforcement;
@@ -8,8 +9,9 @@ use crate::pin::decide::{Decision, RefusalSource};
 use crate::pin::snapshot::ContainerState;
 use crate::pod::{ContainerKind, Entitlement, Pod, Qos, is_required};
 
-/// The reason to refuse a CreateContainer request, if any. `owed` says whether a container of the pod is entitled to exclusive
-/// CPUs; `None` if not all containers of the pod are known.
+/// Why to refuse a CreateContainer request, if there is a reason. `owed` says whether a container
+/// of the pod is entitled to exclusive CPUs; it is `None` if not all containers of the pod are
+/// known.
 pub(super) fn at_creation(pod: &Pod, decision: &Decision, owed: Option<bool>) -> Option<String> {
     let given = decision.cpus.is_some();
     let why = match &decision.entitlement {
@@ -62,7 +64,7 @@ pub(super) fn at_start(
     why.as_deref().map(refusal).map_or(Ok(()), Err)
 }
 
-/// The reason why the assigned CPUs are not exclusive, if any.
+/// Why the assigned CPUs are not exclusive, if they aren't.
 fn others(
     container: &ContainerState,
     assigned: &CpuSet,
@@ -104,8 +106,8 @@ fn is_in_force(assigned: &CpuSet, effective: &CpuSet) -> bool {
     !effective.is_empty() && effective.is_subset(assigned)
 }
 
-/// The reason why a container lacks exclusive CPUs. `None` for a shared container of a Guaranteed pod: the shared pool is
-/// intended.
+/// Why a container lacks exclusive CPUs. `None` for a shared container of a Guaranteed pod, which
+/// is meant to run in the shared pool.
 fn why_none(entitlement: &Entitlement, qos: Qos, note: Option<&str>) -> Option<String> {
     match entitlement {
         Entitlement::Exclusive { cpus, .. } => {
@@ -262,7 +264,7 @@ mod tests {
             )
             .is_err()
         );
-        // A pod without `required` starts in any case, and so does every pod under `observe`.
+        // A pod without `required` starts in any case, and under `observe` every pod does.
         reason(
             Enforcement::Partition,
             &ContainerState {

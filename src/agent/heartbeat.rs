@@ -6,7 +6,8 @@ use std::time::{Duration, Instant};
 
 use super::schedule::LONGEST_DELAY;
 
-/// How many turns in a row must fail before the agent is no longer ready. A single turn may fail beside a pod that ends.
+/// How many turns in a row must fail before the agent is no longer ready. A single one may fail
+/// beside a pod that ends.
 const FAILURES: u32 = 3;
 
 /// The reconciler's sign of life. Clones share it.
@@ -50,12 +51,11 @@ impl Heartbeat {
         }
     }
 
-    /// Notes the operation that begins now. The note identifies a hanging system call.
+    /// Notes the operation that begins now, so that a system call that hangs can be named.
     pub(super) fn begin(&self, operation: impl Into<Cow<'static, str>>) {
         self.beat().operation = Some((operation.into(), Instant::now()));
     }
 
-    /// Notes the end of an operation.
     pub(super) fn idle(&self) {
         self.beat().operation = None;
     }
@@ -92,7 +92,6 @@ impl Heartbeat {
         ))
     }
 
-    /// The present health of the reconciler.
     pub(super) fn health(&self) -> Health {
         self.health_at(Instant::now())
     }

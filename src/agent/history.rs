@@ -1,4 +1,5 @@
-//! [`History`]: facts about containers not kept by the kernel: the state at the agent's start, unpinned time, repairs.
+//! [`History`]: what the kernel does not keep about containers: their state at the agent's start,
+//! unpinned time, repairs.
 
 use std::collections::{BTreeMap, BTreeSet, HashSet};
 
@@ -9,15 +10,15 @@ use crate::pin::snapshot::{ContainerState, Repaired};
 use crate::pin::{self, Drift, Enforcement, Observed, ObservedContainer, ObservedPod};
 use crate::pod::ContainerKey;
 
-/// The history of the node's containers, by cgroup path.
+/// By cgroup path.
 #[derive(Debug, Default)]
 pub(super) struct History {
-    /// The containers at the agent's start, with the exclusive CPUs in force at the time.
+    /// The containers at the agent's start, with the exclusive CPUs in force then.
     old: BTreeMap<String, CpuSet>,
-    /// The unpinned time of each container, in seconds.
+    /// In seconds.
     unpinned: BTreeMap<String, f64>,
-    /// Created containers whose StartContainer has no answer so far. Until the answer, only the
-    /// runtime's own processes run in the container.
+    /// Created containers whose StartContainer has no answer so far. Until then, only the runtime's
+    /// own processes run in them.
     waiting: BTreeSet<ContainerKey>,
     repaired: BTreeMap<String, Repaired>,
 }
@@ -36,8 +37,8 @@ fn was_assigned(pod: &ObservedPod, cpus: &CpuSet) -> bool {
     record.is_some_and(|record| cpus.is_subset(&record.cpus()))
 }
 
-/// The exclusive CPUs on which alone a container runs. An offline CPU is not among them, and does not keep the others from
-/// being in force. None while the container may run elsewhere, too.
+/// The exclusive CPUs on which alone a container runs; none while it may run elsewhere, too. An
+/// offline CPU is not among them, and does not keep the others from being in force.
 pub(super) fn own_in_force(container: &ObservedContainer, enforcement: Enforcement) -> CpuSet {
     let (own, cpuset) = (own(container), &container.cgroup.cpuset);
     let live = enforcement != Enforcement::Partition || cpuset.partition.is_live();
@@ -60,29 +61,29 @@ impl History {
             .collect();
     }
 
-    /// Adds a container whose program waits for the answer to StartContainer.
+    /// Notes that a container's program waits for the answer to StartContainer.
     pub(super) fn waits(&mut self, uid: &str, container: &str) {
         self.waiting.insert(ContainerKey::new(uid, container));
     }
 
-    /// Removes a container whose program may begin.
+    /// Notes that a container's program may begin.
     pub(super) fn begins(&mut self, uid: &str, container: &str) {
         self.waiting.remove(&ContainerKey::new(uid, container));
     }
 
-    /// Whether a container's program waits for the answer to StartContainer.
     pub(super) fn is_waiting(&self, uid: &str, container: &str) -> bool {
         self.waiting.contains(&ContainerKey::new(uid, container))
     }
 
-    /// Removes waiting containers already removed by the runtime.
+    /// Forgets waiting containers that the runtime has removed.
     pub(super) fn only_waiting(&mut self, is_there: impl Fn(&str, &str) -> bool) {
         self.waiting
             .retain(|key| is_there(key.uid.as_str(), &key.container));
     }
 
-    /// Notes the unpinned time of containers whose assignment came into force in a turn. `before` are the cgroups that the turn
-    /// was about. Containers from before the agent's start have no unpinned time.
+    /// Notes the unpinned time of containers whose assignment came into force in a turn. `before`
+    /// are the cgroups that the turn was about. Containers that are older than the agent have no
+    /// unpinned time.
     pub(super) fn note_unpinned_time(
         &mut self,
         before: &Observed,
@@ -106,10 +107,11 @@ impl History {
             if own.is_empty() || self.old.contains_key(path) || self.unpinned.contains_key(path) {
                 continue;
             }
-            // The unpinned time is zero if the program has not begun, or if the container ran only on exclusive CPUs before.
-            // A new cgroup in a pod with only the container's CPUs starts on exclusive CPUs.
-            // The pod's record tells whether Pinfold had assigned the CPUs before: another program, such as a kubelet, may have
-            // narrowed the container to the same CPUs.
+            // The unpinned time is zero if the program has not begun, or if the container ran only
+            // on exclusive CPUs before. A new cgroup does so from the start if its pod has only the
+            // container's CPUs. But another program, such as a kubelet, may have narrowed the
+            // container to the same CPUs, so the pod's record tells whether it was Pinfold that had
+            // assigned them.
             let had = waiting.contains(path)
                 || before
                     .pods
@@ -159,7 +161,7 @@ impl History {
         self.repaired.retain(|path, _| there.contains(path));
     }
 
-    /// Adds a container's history to the container's state.
+    /// Adds what is known of a container's past to its state.
     pub(super) fn complete(&self, container: &mut ContainerState) {
         let Some(path) = &container.cgroup else {
             return;
@@ -194,7 +196,7 @@ mod tests {
             ("4-7", "4-7"),
             ("4,6-7", "4,6-7"),
             ("7", "7"),
-            // The container may run elsewhere, too.
+            // It may run elsewhere, too.
             ("3-7", ""),
             ("0-3", ""),
         ] {

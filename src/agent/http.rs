@@ -29,7 +29,8 @@ use crate::text::terminal::{escape, escape_json, escape_lines};
 /// The header in which Prometheus states its scrape timeout in seconds.
 const SCRAPE_TIMEOUT: &str = "x-prometheus-scrape-timeout-seconds";
 
-/// The longest time reserved for sending the page. With a short timeout, a quarter of the timeout is reserved.
+/// At most this much of the scrape timeout is reserved for sending the page; of a short timeout, a
+/// quarter.
 const SCRAPE_MARGIN: Duration = Duration::from_millis(500);
 
 /// The answer before the first successful turn.
@@ -64,16 +65,15 @@ struct ShortStatus {
     restricted: String,
     ready: bool,
     enforcement: Enforcement,
-    /// The number of containers with exclusive CPUs.
     exclusive_containers: usize,
-    /// The number of problems that `/readyz` counts.
+    /// The problems that `/readyz` counts.
     problems: usize,
 }
 
 // === impl HttpState ===
 
 impl HttpState {
-    /// The response to a scrape. `None`: another page was still being built at `until`.
+    /// The response to a scrape; `None` if another page was still being built at `until`.
     fn scrape(
         &self,
         snapshot: &Arc<Snapshot>,
@@ -115,7 +115,7 @@ impl HttpState {
             .runtime
             .as_ref()
             .map(runtime::RuntimeLink::state);
-        // A `/status` request collects fresh data, since the node may have no scraper.
+        // `/status` collects fresh data, because the node may have no scraper.
         let threads = self.exporter.sources.thread_statuses(snapshot, until);
         let mut snapshot = Snapshot::clone(snapshot);
         for (container, threads) in snapshot.containers.iter_mut().zip(threads) {
@@ -128,9 +128,8 @@ impl HttpState {
         })
     }
 
-    /// Checks that a caller may read a path.
-    ///
     /// # Errors
+    ///
     /// The reason why the caller may not read the path.
     async fn check(
         &self,
@@ -141,7 +140,6 @@ impl HttpState {
         self.access.check(path, caller.is_local, headers).await
     }
 
-    /// The short form of `/status`.
     fn short_status(&self, snapshot: &Snapshot, refusal: AccessRefusal) -> Response<BodyPieces> {
         let containers = snapshot.containers.iter();
         let status = ShortStatus {
@@ -238,7 +236,8 @@ fn health(state: &HttpState) -> Response<BodyPieces> {
     }
 }
 
-/// The readiness probe. Only callers on this host read sentences, which may name pods and the API server's address.
+/// Only callers on this host get the sentences, because these may name pods and the API server's
+/// address.
 fn readiness(
     state: &HttpState,
     snapshot: Option<&Snapshot>,
@@ -307,7 +306,6 @@ async fn status_page(
     }
 }
 
-/// The response to a caller who may not read a page.
 fn refused(refusal: AccessRefusal) -> Response<BodyPieces> {
     let mut response = text(refusal.status(), format!("{refusal}\n"));
     if response.status() == StatusCode::UNAUTHORIZED {
@@ -335,7 +333,7 @@ pub(super) fn text(status: StatusCode, text: impl AsRef<str>) -> Response<BodyPi
     typed(status, "text/plain; charset=utf-8", BodyPieces::one(text))
 }
 
-/// Problems, a line each, whatever texts of others they hold.
+/// The problems, a line each, whatever texts of others they hold.
 fn as_lines(problems: &[String]) -> String {
     let lines: Vec<_> = problems.iter().map(|problem| escape(problem)).collect();
     lines.join("\n")
@@ -348,7 +346,8 @@ fn too_late() -> Response<BodyPieces> {
     text(StatusCode::SERVICE_UNAVAILABLE, says)
 }
 
-/// The time for building the page, derived from the scraper's timeout. Without a usable timeout the default applies.
+/// The time for building the page: the scraper's timeout less a margin, or the default if it sends
+/// no usable one.
 fn page_time(request: &HeaderMap) -> Duration {
     let seconds = request
         .get(SCRAPE_TIMEOUT)
@@ -381,7 +380,7 @@ fn accepts_gzip(header: &str) -> bool {
     others
 }
 
-/// Compresses at the fastest level. Series are much alike, and a higher level saves little.
+/// Compresses at the fastest level, because series are much alike and a higher one saves little.
 fn gzip(chunks: &[Chunk]) -> BodyPieces {
     let length: usize = chunks.iter().map(|chunk| chunk.as_ref().len()).sum();
     let mut encoder = GzEncoder::new(Vec::with_capacity(length / 8), Compression::fast());

@@ -1,10 +1,12 @@
 //! [`resolve`]: which static pods the mirror pods stand for.
 //!
-//! The cgroup of a static pod and the mirror pod at the API server have different uids. The mirror pod names the cgroup's uid
-//! in annotations. The author of any pod can write the same annotations and owner references. Two conditions therefore apply to
-//! a mirror pod. No pod may have the uid. Neither the container runtime nor an assignment record may name another pod. Among
-//! several mirror pods for a uid, the container runtime decides, or a record that the runtime confirmed. Without such a record,
-//! and without the runtime, no mirror pod counts: an unconfirmed record proves nothing.
+//! The cgroup of a static pod and its mirror pod at the API server have different uids. The mirror
+//! pod names the cgroup's uid in annotations, but the author of any pod can write the same
+//! annotations and owner references. So a mirror pod counts only under two conditions: no pod has
+//! the uid as its own, and neither the container runtime nor an assignment record names another
+//! pod. Among several mirror pods for a uid, the container runtime decides, or a record that the
+//! runtime confirmed. Without either, none of them counts, because an unconfirmed record proves
+//! nothing.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -24,7 +26,7 @@ struct MirrorChoice {
     winner: Option<ObjectName>,
     /// Whether the container runtime or a confirmed record names the winner.
     confirmed: bool,
-    /// The reason why all further mirror pods do not count.
+    /// Why the other mirror pods do not count.
     reason: String,
 }
 
@@ -49,8 +51,8 @@ pub(super) struct Evidence<'a> {
     pub(super) records: &'a BTreeMap<String, RecordedPod>,
 }
 
-/// Finds out which mirror pods certainly stand for a static pod. Returns these with the uid of their static pod's cgroup, and the
-/// conflicts as sentences.
+/// Finds out which mirror pods certainly stand for a static pod. Returns them with the uid of their
+/// static pod's cgroup, and the conflicts as sentences.
 pub(super) fn resolve<'a>(
     mirrors: impl Iterator<Item = (&'a PodKey, &'a Pod)>,
     evidence: &Evidence<'_>,
@@ -300,7 +302,8 @@ mod tests {
             names(resolved(both(), None, Some(("b", true)))),
             (is("b", true), 1)
         );
-        // Without a rival, the pod in the record counts, still unconfirmed. A pod with a different name gets nothing.
+        // Without a rival, the pod in the record counts, still unconfirmed. One with another name
+        // gets nothing.
         let alone = || vec![mirror("a", "hash")];
         assert_eq!(names(resolved(alone(), None, None)), (is("a", false), 0));
         assert_eq!(

@@ -1,8 +1,9 @@
 //! [`IsolatedPartitionGate`]: when a partition may become isolated.
 //!
-//! The kernel's unbound work queues must leave the partition's CPUs first. [`IsolationInput::isolated`] gives the reason. The
-//! gate waits for [`SETTLED`] after a change of the work queues' mask. Worker threads end only a moment after the change.
-//! Until the last worker thread has ended, Linux before 7 may hang.
+//! The kernel's unbound work queues must leave the partition's CPUs first, for the reason given at
+//! [`IsolationInput::isolated`]. Their worker threads end only a moment after a change of the work
+//! queues' mask, and until the last one has ended, Linux before 7 may hang. So the gate waits for
+//! [`SETTLED`] after a change.
 //!
 //! [`IsolationInput::isolated`]: crate::pin::cpu_isolation::IsolationInput::isolated
 
@@ -18,7 +19,7 @@ const SETTLED: Duration = Duration::from_secs(2);
 
 #[derive(Debug, Default)]
 pub(super) struct IsolatedPartitionGate {
-    /// The CPUs of pods with a wanted isolated partition, by uid.
+    /// The CPUs of pods that want an isolated partition, by uid.
     wanted: BTreeMap<String, CpuSet>,
     /// The pods that wait for the work queues to leave their CPUs, by uid.
     waiting: BTreeSet<String>,
@@ -36,8 +37,8 @@ impl IsolatedPartitionGate {
          /sys/devices/virtual/workqueue/cpumask: Linux before 7 may hang if unbound workqueues use the CPUs of a \
          partition that becomes isolated";
 
-    /// Takes the pods with a wanted isolated partition, and sets `isolation_pending` for pods that must wait. `of` is the only
-    /// pod of a turn about one pod: the remaining pods stay noted.
+    /// Takes the pods that want an isolated partition, and sets `isolation_pending` for those that
+    /// must wait. In a turn about one pod, `of` is this pod, and the others stay noted.
     pub(super) fn note_wanted(&mut self, desired: &mut Desired, of: Option<&str>, now: Instant) {
         self.wanted.retain(|uid, _| of.is_some_and(|of| of != uid));
         self.waiting.retain(|uid| of.is_some_and(|of| of != uid));
@@ -53,7 +54,8 @@ impl IsolatedPartitionGate {
 
     /// The CPUs to keep free of work queues. `isolated` are the CPUs of all isolated partitions according to the kernel.
     ///
-    /// Work queues may return to CPUs only after `isolated` lacks the CPUs: a removed cgroup stays a partition for a moment.
+    /// Work queues may return to CPUs only once `isolated` lacks them, because a removed cgroup
+    /// stays a partition for a moment.
     pub(super) fn keep_off(&mut self, observed: &Observed, isolated: &CpuSet) -> &CpuSet {
         let mut keep = self.kept_off.intersection(isolated);
         for cpus in self.wanted.values() {
@@ -72,7 +74,6 @@ impl IsolatedPartitionGate {
         &self.kept_off
     }
 
-    /// Whether any CPUs are kept free of work queues.
     pub(super) fn any(&self) -> bool {
         !self.kept_off.is_empty()
     }
@@ -85,14 +86,15 @@ impl IsolatedPartitionGate {
         self.allowed = since.or_else(|| Some((allowed?.0.clone(), now)));
     }
 
-    /// Compares the present mask with the noted mask. If the masks differ, the time of the change is unknown, so the gate forgets
-    /// the noted mask.
+    /// Compares the present mask with the noted one. If they differ, nobody knows since when, so
+    /// the gate forgets the noted one.
     pub(super) fn check(&mut self, allowed: Option<&CpuSet>) {
         self.allowed.take_if(|(last, _)| Some(&*last) != allowed);
     }
 
-    /// When a turn about all pods is due because the waiting time of a pod has ended. A pod whose CPUs the work queues do not leave
-    /// waits for the timer. With a time for such a pod, turns would follow each other without a pause.
+    /// When a turn about all pods is due because the waiting time of a pod has ended. A pod whose
+    /// CPUs the work queues do not leave gets no such time and waits for the timer, because turns
+    /// would otherwise follow each other without a pause.
     pub(super) fn due(&self) -> Option<Instant> {
         let (allowed, since) = self.allowed.as_ref()?;
         let mut waiting = self.waiting.iter().filter_map(|uid| self.wanted.get(uid));
@@ -101,7 +103,8 @@ impl IsolatedPartitionGate {
             .then_some(*since + SETTLED)
     }
 
-    /// Whether a pod's wanted isolated partition is impossible: work queues stay on its CPUs, or the mask is unknown.
+    /// Whether the isolated partition that a pod wants is impossible, because work queues stay on
+    /// its CPUs, or because the mask is unknown.
     pub(super) fn stays_root(&self, uid: &str) -> bool {
         let stays = |allowed: &CpuSet| {
             self.wanted
@@ -178,7 +181,8 @@ mod tests {
         isolation.note_allowed(Some((&set("0-1,4-7"), false)), start + SETTLED / 2);
         assert!(!waits(&mut isolation, &[("a", "2-3")], left));
         assert_eq!(isolation.due(), None);
-        // Another program lets the work queues back, and Pinfold moves the work queues off again. The waiting time starts anew.
+        // Another program lets the work queues back, and Pinfold moves them off again. The waiting
+        // time starts anew.
         isolation.check(Some(&set("0-1,4-7")));
         assert!(!waits(&mut isolation, &[("a", "2-3")], left));
         isolation.check(Some(&set("0-7")));

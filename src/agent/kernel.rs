@@ -13,24 +13,21 @@ pub trait Kernel {
     fn surroundings(&self) -> anyhow::Result<PodSurroundings>;
     /// The path and the uid of each pod's cgroup.
     fn pod_paths(&self) -> anyhow::Result<Vec<(String, String)>>;
-    /// A pod's cgroup; `None` if the cgroup is gone.
+    /// `None` if the cgroup is gone.
     fn pod(&self, path: &str, uid: &str) -> anyhow::Result<Option<PodCgroup>>;
-    /// The path of a pod's cgroup, found by the pod's uid.
     fn find_pod(&self, uid: &str) -> anyhow::Result<Option<String>>;
     /// Online CPUs that no cgroup has. `live` are the CPUs of the known partitions.
     fn lost_cpus(&self, live: &CpuSet) -> anyhow::Result<CpuSet>;
-    /// The CPUs of a cgroup.
     fn cpuset(&self, path: &str) -> anyhow::Result<Cpuset>;
-    /// The effective CPUs of a cgroup; `None` if the cgroup is gone.
+    /// `None` if the cgroup is gone.
     fn effective(&self, path: &str) -> anyhow::Result<Option<CpuSet>>;
-    /// The text of a cgroup's assignment record.
     fn record_text(&self, path: &str) -> anyhow::Result<Option<String>>;
     fn exists(&self, path: &str) -> bool;
     /// Takes what has changed in the watched trees so far, including what Pinfold's own steps have changed.
     fn changes(&self) -> CgroupChanges;
     /// The CPUs allowed for the kernel's work queues, if readable.
     fn workqueue_cpus(&self) -> Option<CpuSet>;
-    /// Carries out steps in order, and stops before the first step for which `go_on` returns false.
+    /// Carries out steps in order, and stops before the first one for which `go_on` returns false.
     fn apply(&self, steps: Vec<Step>, go_on: &mut dyn FnMut(&Step) -> bool) -> Vec<AppliedStep>;
 }
 

@@ -1,5 +1,5 @@
-//! What is known of the pods besides their descriptions: how far the descriptions can be trusted, and which containers
-//! exist.
+//! What is known of the pods besides their descriptions: how far these can be trusted, and which
+//! containers exist.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -27,20 +27,20 @@ impl PodStore {
         } else if self.has_runtime() {
             Description::RuntimeOnly
         } else {
-            // Nobody has said anything about any pod.
+            // Nobody has said anything about any pod yet.
             Description::Awaited
         }
     }
 
-    /// Whether only existing containers of a pod keep their CPUs, because it is in no list.
+    /// Whether a pod is in no list, so that only its existing containers keep their CPUs.
     pub(super) fn is_missing(&self, uid: &str) -> bool {
         self.undescribed() == Description::Missing && !self.is_described(uid)
     }
 
     /// What is known of the pods in `observed` and in `pods`.
     ///
-    /// Until the ids are settled, a container that nobody lists may exist nevertheless. A complete list therefore takes nothing
-    /// before.
+    /// Until the ids are settled, a container may exist although nobody lists it, so a complete
+    /// list takes nothing away before that.
     #[doc(hidden)]
     pub fn known_pods<'a>(
         &'a self,
@@ -105,8 +105,9 @@ fn names(names: Option<&BTreeSet<String>>) -> BTreeSet<&str> {
     names.into_iter().flatten().map(String::as_str).collect()
 }
 
-/// The name and the CPUs of a container with a process. A record names a container whose id nobody has told, unless it may be
-/// an early version's record on a sandbox. Without a name, the id stands for the container.
+/// The name and the CPUs of a container with a process. If nobody has told the container's id, its
+/// record gives the name, unless it may be a record that an early version wrote on a sandbox.
+/// Without a name, the id stands for the container.
 fn running(container: &ObservedContainer) -> Option<(&str, &CpuSet)> {
     let record = container.record.as_ref().filter(|record| record.by_id);
     let recorded = record.and_then(|record| record.assignment.containers.keys().next());
@@ -207,7 +208,7 @@ mod tests {
         let mut one = store(&[Api]);
         one.take_runtime(RuntimeUpdate::All(Vec::new()));
         assert_eq!(description(&mut one, "a"), Awaited);
-        // The list has a pod that can't be read: it may be the one.
+        // The list has a pod that can't be read, which may be the one.
         list(
             &mut one,
             Api,

@@ -1,4 +1,5 @@
-//! [`AskKubelet`]: the task that asks the kubelet for the devices of pods and for the policy of the kubelet's CPU Manager.
+//! [`AskKubelet`]: the task that asks the kubelet for the devices of pods and for its CPU Manager's
+//! policy.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -14,8 +15,8 @@ use crate::host::pod_resources::{CallError, CpuManager, DevicesError, PodResourc
 use crate::pin::Snapshot;
 use crate::pod::ObjectName;
 
-/// How long a kubelet answer stays valid while no cgroup appears or disappears. A turn within this time causes no
-/// request. A later turn causes a new request.
+/// How long an answer of the kubelet stays valid while no cgroup appears or disappears. Only a turn
+/// after this time causes a new request.
 const ANSWER_VALID_FOR: Duration = Duration::from_millis(500);
 
 /// The time between two requests to a kubelet that has never answered.
@@ -82,7 +83,6 @@ impl AskKubelet {
         }
     }
 
-    /// Queries the kubelet once, and reports changes to the reconciler.
     async fn ask(&mut self, known: &mut BTreeMap<ObjectName, CpuSet>) -> anyhow::Result<()> {
         let listed = self.kubelet.list().await;
         let answered = match &listed {

@@ -6,11 +6,10 @@ use std::time::{Duration, Instant};
 /// How long a line must be absent before it counts as news.
 const REPEAT_AFTER: Duration = Duration::from_secs(60);
 
-/// The maximum number of different lines within [`REPEAT_AFTER`]. A program that writes ever new values to cgroups would otherwise
-/// fill the disk through the agent's log.
+/// The maximum number of different lines within [`REPEAT_AFTER`]. Otherwise, a program that writes
+/// ever new values to cgroups would fill the disk through the agent's log.
 const MAX_LINES: usize = 200;
 
-/// Remembers written log lines.
 #[derive(Debug, Default)]
 pub(super) struct LogFilter {
     /// When each line was last due.
@@ -20,7 +19,7 @@ pub(super) struct LogFilter {
 // === impl LogFilter ===
 
 impl LogFilter {
-    /// Whether a line is due now for the first time since a while. The caller writes an admitted line.
+    /// Whether a line is due for the first time in a while. The caller then writes it.
     pub(super) fn admits(&mut self, line: &str, now: Instant) -> bool {
         if let Some(last) = self.lines.get_mut(line) {
             *last = now;
@@ -63,7 +62,7 @@ mod tests {
         let mut filter = LogFilter::default();
         assert!(filter.admits("a", start));
         assert!(!filter.admits("a", after(1)));
-        // With a long interval, the next attempt comes late and fails in the same way.
+        // With a long interval, the next attempt comes late, and fails in the same way.
         filter.forget(after(3600), |line| line == "a");
         assert!(!filter.admits("a", after(3600)));
         filter.forget(after(3659), |_| false);

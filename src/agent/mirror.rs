@@ -1,12 +1,14 @@
 //! [`Mirror`]: the pods' cgroups as last read, each once.
 //!
-//! A pod is *dirty* when it must be read again: its folder has changed, or Pinfold has written there. The timer makes all
-//! pods dirty, which begins a *sweep*. Written values change only where somebody writes, which inotify reports. Effective
-//! CPUs are different: a write to a partition, or to a cgroup above, silently changes those of other cgroups. After such a
-//! step the mirror reads the effective CPUs of all pods again.
+//! A pod is *dirty* when it must be read again, because its folder has changed or Pinfold has
+//! written there. The timer makes all pods dirty, which begins a *sweep*. Written values change
+//! only where somebody writes, and inotify reports that. Effective CPUs are different: a write to a
+//! partition, or to a cgroup above, silently changes those of other cgroups. So after such a step
+//! the mirror reads the effective CPUs of all pods again.
 //!
-//! Where only CPUs were written, only the CPUs and the records are read again, which takes a third of the calls. With 250 pods on
-//! cgroup v1, a new owner takes CPUs from all of them, and a StartContainer that comes at once waits for their reading.
+//! Where only CPUs were written, only the CPUs and the records are read again, which takes a third
+//! of the calls. It matters because with 250 pods on cgroup v1, a new owner takes CPUs from all of
+//! them, and a StartContainer that comes at once waits until they are read.
 
 use std::collections::{BTreeSet, HashMap};
 use std::sync::Arc;
@@ -124,7 +126,6 @@ impl Mirror {
         self.observed.pods.iter().zip(entries)
     }
 
-    /// Whether the pod is clean: no known change is newer than the reading.
     pub(super) fn is_clean(&self, uid: &str) -> bool {
         let entry = self.index(uid).and_then(|index| self.entries.get(index));
         entry.is_some_and(|entry| entry.dirty.is_none())
@@ -144,7 +145,6 @@ impl Mirror {
         self.sweep(now);
     }
 
-    /// Makes the pod with the uid dirty.
     pub(super) fn touch(&mut self, uid: &str, now: Instant) {
         let index = self.index(uid);
         if let Some(entry) = index.and_then(|index| self.entries.get_mut(index)) {
@@ -305,7 +305,8 @@ impl Mirror {
         Ok(())
     }
 
-    /// Reads the CPUs and the records of a pod's cgroups, or else the whole pod.
+    /// Reads only the CPUs and the records of a pod's cgroups, or the whole pod where these are not
+    /// enough.
     fn read_cpus_at(
         &mut self,
         index: usize,
@@ -368,7 +369,8 @@ impl Mirror {
         }
     }
 
-    /// Reads a single pod now. A pod outside the mirror is searched in the pods' trees. Returns false if it has no cgroup.
+    /// Reads a single pod now. If the mirror does not have it, it is searched in the pods' trees.
+    /// Returns false if it has no cgroup.
     pub(super) fn read_pod(
         &mut self,
         uid: &str,
@@ -434,7 +436,7 @@ impl Mirror {
             let containers = containers.map(|one| (&one.cgroup.path, &mut one.cgroup.cpuset));
             let own = (&pod.cgroup.path, &mut pod.cgroup.cpuset);
             for (path, cpuset) in containers.chain([own]) {
-                // A cgroup that has ended is reported by its folder.
+                // If a cgroup has ended, its folder reports that.
                 if let Some(now) = kernel.effective(path)?
                     && now != cpuset.effective
                 {
@@ -447,7 +449,7 @@ impl Mirror {
         Ok(Reading::Complete)
     }
 
-    /// Takes the pod's record that a step has written.
+    /// Takes the pod's record as a step has written it.
     pub(super) fn note_record(&mut self, uid: &str, record: &AssignmentRecord) {
         let index = self.index(uid);
         if let Some(pod) = index.and_then(|index| self.observed.pods.get_mut(index)) {
@@ -456,8 +458,8 @@ impl Mirror {
         }
     }
 
-    /// Reads the pods again that have a record written by one of the steps: the ledger must know of them before the next
-    /// decision.
+    /// Reads the pods again whose record one of the steps has written, because the ledger must know
+    /// of them before the next decision.
     pub(super) fn read_recorded(
         &mut self,
         applied: &[AppliedStep],
@@ -493,8 +495,9 @@ impl Mirror {
     }
 }
 
-/// A pod with the CPUs and the records that its cgroups have now. `None` if one of them can't be read, because it is gone for
-/// example, or if a container has made cgroups inside its own, because their CPUs follow.
+/// A pod with the CPUs and the records that its cgroups have now. `None` if one of them can't be
+/// read, for example because it is gone, or if a container has made cgroups inside its own, whose
+/// CPUs follow its CPUs.
 fn with_cpus_of(mut pod: PodCgroup, kernel: &impl Kernel) -> Option<PodCgroup> {
     let read = |path: &str| Some((kernel.cpuset(path).ok()?, kernel.record_text(path).ok()?));
     (pod.cpuset, pod.record_text) = read(&pod.path)?;
@@ -542,8 +545,8 @@ fn is_same_description(
     }
 }
 
-/// Whether a pod's cgroups are as they were when they were read before. What changes while the programs inside run does not
-/// count: each turn would otherwise lead to the next one.
+/// Whether a pod's cgroups are as they were when they were last read. What changes while the
+/// programs inside run does not count, because each turn would otherwise lead to the next.
 fn is_as_read(pod: &ObservedPod, now: &PodCgroup) -> bool {
     let PodCgroup {
         path,

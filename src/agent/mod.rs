@@ -8,8 +8,8 @@
 //!  timer, every 10 s ──────────────┘               writer)
 //! ```
 //!
-//! The reconciler is the sole writer of the node's state. All remaining tasks send events to the reconciler and read the
-//! published snapshots.
+//! The reconciler is the sole writer of the node's state. All other tasks send it events, and read
+//! the snapshots that it publishes.
 
 #![warn(clippy::too_many_lines, clippy::excessive_nesting)]
 

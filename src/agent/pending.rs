@@ -5,7 +5,8 @@ use std::time::{Duration, Instant};
 use crate::cpu::CpuSet;
 use crate::pin::{Ledger, Observed};
 
-/// How long a pending assignment lasts. The container of an unanswered request may never be created.
+/// How long a pending assignment lasts. It must end some time, because the container of an
+/// unanswered request may never be created.
 const LIFETIME: Duration = Duration::from_secs(120);
 
 /// CPUs chosen for a container that is being created, until the assignment record of its pod has them.
@@ -31,7 +32,7 @@ impl PendingAssignments {
             .map(|assignment| assignment.uid.as_str())
     }
 
-    /// Adds a pending assignment. An earlier pending assignment of the container ends.
+    /// Adds a pending assignment, in place of the container's earlier one.
     pub(super) fn add(&mut self, uid: &str, container: &str, cpus: CpuSet) {
         self.pending
             .retain(|assignment| assignment.uid != uid || assignment.container != container);
@@ -44,13 +45,14 @@ impl PendingAssignments {
         });
     }
 
-    /// Ends the pending assignments of the pod's containers that the runtime lacks.
+    /// Ends the pending assignments of those of the pod's containers that the runtime lacks.
     pub(super) fn retain(&mut self, uid: &str, is_there: impl Fn(&str) -> bool) {
         self.pending
             .retain(|assignment| assignment.uid != uid || is_there(&assignment.container));
     }
 
-    /// Ends the pending assignments that have reached their deadline, or that the pod's assignment record holds.
+    /// Ends the pending assignments that are past their deadline, or that the pod's assignment
+    /// record has.
     pub(super) fn end_recorded(&mut self, observed: &Observed) {
         let now = Instant::now();
         self.pending.retain(|assignment| {

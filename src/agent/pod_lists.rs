@@ -4,7 +4,6 @@ use std::collections::BTreeSet;
 
 use super::event::PodSource;
 
-/// The sources that list the node's pods, and which of their first lists are awaited.
 #[derive(Debug, Default)]
 pub(super) struct PodLists {
     sources: BTreeSet<PodSource>,
@@ -25,8 +24,9 @@ impl PodLists {
         }
     }
 
-    /// Takes a list, or a later change of single pods. A list with errors lacks pods, until the errors are gone. Beside an API
-    /// server, the folder describes static pods only, and one damaged file shall not keep the API server's list from counting.
+    /// Takes a list, or a later change of single pods. A list with errors lacks pods until the
+    /// errors are gone. Beside an API server, the folder describes only static pods, so a single
+    /// damaged file there shall not keep the API server's list from counting.
     pub(super) fn updated(&mut self, source: PodSource, is_list: bool, is_complete: bool) {
         if is_list {
             self.listed.insert(source);

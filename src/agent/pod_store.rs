@@ -1,7 +1,7 @@
 //! [`PodStore`]: the pods of the node, from the API, the folder of manifests and the container runtime.
 //!
-//! Each source sends changes of single pods. A change leads to the pods with the same uid only: these are put together anew, and
-//! their texts are read anew. All other pods stay the same values in memory.
+//! Each source sends changes of single pods. After a change, only the pods with the same uid are
+//! put together and their texts read again; all others stay the same values in memory.
 
 use std::cell::OnceCell;
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
@@ -22,7 +22,7 @@ use crate::pod::{
 pub struct PodStore {
     /// The pods as the API and the folder describe them.
     described: BTreeMap<PodKey, Arc<Pod>>,
-    /// The container runtime's pods, by uid.
+    /// By uid.
     runtime: BTreeMap<String, RuntimePod>,
     /// The pods as decisions see them: each uid once.
     known: BTreeMap<PodKey, Arc<RecognizedPod>>,
@@ -32,7 +32,7 @@ pub struct PodStore {
     errors: BTreeMap<PodSource, Vec<String>>,
     /// The source of container ids for the folder's pods.
     folder_ids: ContainerIds,
-    /// The uid of the own Node; `None` before the first answer of the API server.
+    /// The own Node's uid; `None` before the API server's first answer.
     node: Option<ApiUid>,
     /// The pods named by assignment records, for each uid named by a mirror pod.
     records: BTreeMap<String, RecordedPod>,
@@ -108,7 +108,6 @@ impl PodStore {
         }
     }
 
-    /// Names the sources that list the node's pods.
     #[must_use]
     pub fn listed_by(mut self, sources: &[PodSource]) -> Self {
         self.lists = PodLists::new(sources);
@@ -155,7 +154,8 @@ impl PodStore {
         changed
     }
 
-    /// Takes a pod's description; `None` if the pod is gone. Adds the uids whose pods may have changed to `changed`.
+    /// Takes a pod's description; `None` if the pod is gone. Adds to `changed` the uids whose pods
+    /// may differ now.
     fn describe(&mut self, key: PodKey, pod: Option<Arc<Pod>>, changed: &mut BTreeSet<String>) {
         let pod = pod.map(|pod| self.with_ids(&key, pod));
         let before = match &pod {
@@ -192,7 +192,7 @@ impl PodStore {
         }
     }
 
-    /// The pod, with the source of the ids of its containers.
+    /// The pod, with a note of which source gives its containers' ids.
     fn with_ids(&self, key: &PodKey, pod: Arc<Pod>) -> Arc<Pod> {
         let ids = match key.source() {
             Some(PodSource::Folder) => self.folder_ids,
@@ -206,7 +206,7 @@ impl PodStore {
         Arc::new(pod)
     }
 
-    /// Whether the container runtime has sent a complete list at least once.
+    /// Whether the container runtime has ever sent a complete list.
     pub(super) fn has_runtime(&self) -> bool {
         self.has_runtime
     }
@@ -323,7 +323,7 @@ impl PodStore {
                 let Some((uid, runtime_pod)) = keyed(*one) else {
                     return changed;
                 };
-                // StartContainer tells of the pod once more, mostly with nothing new.
+                // StartContainer tells of the pod once more, but mostly has no news.
                 if self.runtime.get(&uid) == Some(&runtime_pod) {
                     return changed;
                 }
@@ -340,8 +340,9 @@ impl PodStore {
         changed
     }
 
-    /// Notes that the runtime's connection is lost, and adds the uids of the runtime's pods to `changed`. The runtime's last ids
-    /// count until another source gives a newer one: its own list may lag behind, and missing data takes no CPUs.
+    /// Notes that the runtime's connection is lost, and adds the uids of the runtime's pods to
+    /// `changed`. The last ids that the runtime gave count until another source gives a newer one,
+    /// because that source's own list may lag behind, and missing data takes no CPUs.
     fn runtime_away(&mut self, changed: &mut BTreeSet<String>) {
         if self.ids_at_loss.is_some() {
             return;
@@ -363,8 +364,8 @@ impl PodStore {
         changed.extend(self.runtime.keys().cloned());
     }
 
-    /// Puts the pods with the uids together anew, after a change of a source. What is evidence for a mirror pod may have changed,
-    /// too.
+    /// Puts the pods with these uids together again after a change of a source, which may also have
+    /// changed the evidence for a mirror pod.
     fn renew(&mut self, changed: &BTreeSet<String>) {
         self.identify();
         self.put_together(changed);
@@ -372,7 +373,7 @@ impl PodStore {
 
     fn put_together(&mut self, uids: &BTreeSet<String>) {
         for uid in uids {
-            // The runtime's own description comes last, and so counts only if there is no other.
+            // The runtime's own description comes last, so it counts only if there is no other.
             let alone = PodKey::Runtime(uid.clone());
             let described: Vec<PodKey> = self.index.keys(uid).into_iter().cloned().collect();
             let mut keys = described.into_iter().chain([alone]);
@@ -386,7 +387,8 @@ impl PodStore {
         self.list.take();
     }
 
-    /// Puts the pod with the key together from its description and the runtime's. Its texts are read only if it has changed.
+    /// Puts a pod together from its description and the runtime's. Its texts are read only if it
+    /// has changed.
     fn put_together_one(&mut self, key: PodKey, uid: Option<&str>) {
         let runtime = uid.and_then(|uid| self.runtime.get(uid));
         let identified = self.index.identified.get(&key);
@@ -421,8 +423,8 @@ impl PodStore {
         self.errors.values().flatten().chain(&self.conflicts)
     }
 
-    /// All pods, each uid once: first the API's pods, then the folder's and the runtime's. Container ids and environments come
-    /// from the runtime if the runtime has the pod.
+    /// All pods, each uid once: first the API's pods, then the folder's and the runtime's. If the
+    /// runtime has a pod, the ids and environments of its containers come from there.
     #[doc(hidden)]
     pub fn known(&self) -> PodList {
         let known = || self.known.values().cloned().collect();
@@ -435,7 +437,8 @@ impl PodStore {
         self.known.get(key).cloned()
     }
 
-    /// The uids of pods with a container, now or soon. For a single pod with a uid, the set has at most this uid.
+    /// The uids of pods with a container, now or soon. If `pods` is a single pod with a uid, only
+    /// this uid can be among them.
     #[doc(hidden)]
     pub fn here<'a>(
         &'a self,
@@ -463,19 +466,19 @@ impl PodStore {
             .is_some_and(|runtime_pod| runtime_pod.pod.container(container).is_some())
     }
 
-    /// Whether the runtime has any container of a pod.
     fn has_any(&self, uid: &str) -> bool {
         self.runtime
             .get(uid)
             .is_some_and(|runtime_pod| !runtime_pod.pod.containers.is_empty())
     }
 
-    /// Whether the API or the folder describes a pod. The runtime does not know a pod's future containers.
+    /// Whether the API or the folder describes a pod. Unlike these, the runtime does not know which
+    /// containers a pod will have.
     pub(super) fn is_described(&self, uid: &str) -> bool {
         !self.index.keys(uid).is_empty()
     }
 
-    /// Whether any source says: the pod must not run without exclusive CPUs.
+    /// Whether any source says that the pod must not run without exclusive CPUs.
     pub(super) fn requires(&self, uid: &str) -> bool {
         let described = self.index.keys(uid).into_iter();
         let described = described.filter_map(|key| self.described.get(key));
@@ -486,7 +489,7 @@ impl PodStore {
             .any(is_required)
     }
 
-    /// The variables injected by Pinfold into a container's environment.
+    /// The variables that Pinfold has injected into a container's environment.
     pub(super) fn injected(&self, uid: Option<&str>, container: &str) -> Option<&Vec<String>> {
         self.runtime.get(uid?)?.injected.get(container)
     }
@@ -523,8 +526,8 @@ fn with(
         if ids_at_loss.is_some_and(is_newer) {
             continue;
         }
-        // The runtime leaves out stopped containers. Another id shows that the container was started again after the status was
-        // read.
+        // The runtime leaves out stopped containers. If the id differs, the container was started
+        // again after the status was read.
         container.ended &= known.runtime_id == container.runtime_id;
         container.runtime_id.clone_from(&known.runtime_id);
         container.given_cpus.clone_from(&known.given_cpus);

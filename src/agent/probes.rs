@@ -1,5 +1,5 @@
-//! [`ControllerProbes`]: metrics and probes of the reclaimer, on the HTTP server that the agent also uses. Every caller may
-//! read all pages, because no page names a pod.
+//! [`ControllerProbes`]: metrics and probes of the reclaimer, on the HTTP server that the agent
+//! also uses. Every caller may read all pages, because none of them names a pod.
 
 use std::sync::Arc;
 
@@ -14,18 +14,17 @@ use super::http::{refused_method, text, typed};
 use super::server::{BodyPieces, Caller, PageBuilder, Responder, serve};
 use crate::metrics::{Format, ReclaimMetrics};
 
-/// The state from which requests to the reclaimer are answered.
 #[derive(Debug)]
 pub struct ControllerProbes {
     metrics: ReclaimMetrics,
-    /// Why the last round could not list the objects, or that none has ended yet.
+    /// Why the last round could not list the objects, or that no round has ended yet.
     problem: watch::Receiver<Option<String>>,
 }
 
 // === impl ControllerProbes ===
 
 impl ControllerProbes {
-    /// Creates the probes of a reclaimer with these metrics. The reclaimer is ready while `problem` is `None`.
+    /// The reclaimer is ready while `problem` is `None`.
     pub fn new(metrics: ReclaimMetrics, problem: watch::Receiver<Option<String>>) -> Self {
         Self { metrics, problem }
     }
@@ -68,7 +67,8 @@ impl Responder for ControllerProbes {
             return refusal;
         }
         match request.uri.path() {
-            // Each request of the reclaimer has a deadline, so a process that answers here also goes on.
+            // Each of the reclaimer's requests has a deadline, so a process that answers here also
+            // goes on.
             "/healthz" => text(StatusCode::OK, "ok\n"),
             "/readyz" => self.readiness(caller.is_local),
             "/metrics" => self.page(request),

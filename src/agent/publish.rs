@@ -23,7 +23,6 @@ const LOST_CPU_DELAY: Duration = Duration::from_millis(900);
 // === impl Reconciler ===
 
 impl Reconciler {
-    /// Notes unpinned times and repaired drift.
     pub(super) fn note_history(&mut self, result: &TurnResult) {
         let node = &self.node;
         if self.world.is_first {
@@ -59,7 +58,7 @@ impl Reconciler {
         let node = &self.node;
         let desired = &result.decisions.desired;
         let exclusive = desired.exclusive().intersection(&node.topology.online);
-        // Whoever sees the new snapshot also sees that the agent is ready.
+        // Whoever sees the new snapshot must also see that the agent is ready.
         self.world.heartbeat.succeeded();
         self.published.send_replace(Some(Arc::new(Snapshot {
             enforcement: node.enforcement,
@@ -159,8 +158,8 @@ impl Reconciler {
         containers
     }
 
-    /// What a reader of the container's state could not guess: why it runs on fewer CPUs than the shared ones, or that nobody
-    /// keeps its CPUs free.
+    /// What nobody who reads the container's state could guess: why it runs on fewer CPUs than the
+    /// shared ones, or that nothing keeps its CPUs free.
     fn remark(
         &self,
         container: &ContainerState,
@@ -233,7 +232,7 @@ impl Reconciler {
     pub(super) fn isolate_after_start(&mut self) {
         self.isolate_cpus();
         self.world.heartbeat.idle();
-        // Worker threads of work queues may end now. An isolated partition waits for the end.
+        // Worker threads of work queues may end now, which an isolated partition waits for.
         self.schedule.follow_up_at(self.follow_up());
     }
 
@@ -258,7 +257,8 @@ impl Reconciler {
         }
         let gate = &mut self.world.isolation;
         let isolated = if gate.any() {
-            // If the file can't be read, all online CPUs count as isolated, so work queues stay off.
+            // If the file can't be read, all online CPUs count as isolated, so that work queues
+            // stay off.
             node.cgroups
                 .isolated_cpus()
                 .unwrap_or_else(|_| node.topology.online.clone())
@@ -271,7 +271,8 @@ impl Reconciler {
             isolated: gate.keep_off(self.world.mirror.observed(), &isolated),
             online: &node.topology.online,
         };
-        // The record of CPU isolation lies on the root cgroup, which outlives every pods' tree.
+        // The record of CPU isolation lies on the root cgroup, because it outlives every pods'
+        // tree.
         let report = self.isolator.isolate(&input, &node.cgroups, "");
         let allowed = report
             .workqueues
@@ -291,7 +292,7 @@ impl Reconciler {
             (options.any() || report.away > 0 || !report.failed.is_empty()).then_some(report);
     }
 
-    /// Reports CPUs missing for at least [`LOST_CPU_DELAY`] as lost.
+    /// Reports CPUs as lost that have been missing for at least [`LOST_CPU_DELAY`].
     fn note_lost_cpus(&mut self, missing: &CpuSet) {
         self.missing.retain(|cpu, _| missing.contains(*cpu));
         for cpu in missing.iter() {
@@ -313,7 +314,7 @@ impl Reconciler {
     }
 }
 
-/// The problems of CPU isolation, each as a sentence. Most sentences name a remedy.
+/// The problems of CPU isolation, each as a sentence, mostly with a remedy.
 pub fn isolation_problems(report: &IsolationReport) -> Vec<String> {
     let managed = &report.managed;
     let mut problems = Vec::new();

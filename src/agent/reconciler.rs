@@ -1,4 +1,5 @@
-//! [`Reconciler`]: takes events, runs turns and publishes snapshots. The reconciler is the sole writer of the state.
+//! [`Reconciler`]: takes events, runs turns and publishes snapshots. It is the sole writer of the
+//! node's state.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -32,18 +33,18 @@ use crate::pod::{ContainerIds, ObjectName};
 /// How long the container runtime has after the agent's start to report the existing containers.
 const IDS_GRACE: Duration = Duration::from_secs(30);
 
-/// Waits until a moment. For a past moment, a timer would wait for the next tick of the clock.
+/// Waits until a moment. If it is past, this returns at once, where a timer would wait for the next
+/// tick of the clock.
 async fn sleep_until(moment: Option<Instant>) {
     if let Some(moment) = moment.filter(|moment| *moment > Instant::now()) {
         tokio::time::sleep_until(moment.into()).await;
     }
 }
 
-/// The reconciler: the node's state, and the schedule of turns.
 #[derive(Debug)]
 pub(super) struct Reconciler {
     pub(super) node: AgentNode,
-    /// NUMA nodes of the pods' devices.
+    /// By pod.
     devices: BTreeMap<ObjectName, CpuSet>,
     /// Whether the container runtime has had time to report the existing containers.
     ids_settled: bool,
@@ -51,14 +52,13 @@ pub(super) struct Reconciler {
     pub(super) world: World,
     /// Whether pods come from the API.
     api: bool,
-    /// When the agent started.
     begun: Instant,
     pub(super) history: History,
     pub(super) published: watch::Sender<Option<Arc<Snapshot>>>,
     /// When which turn runs.
     pub(super) schedule: Schedule,
     pub(super) cpu_isolation: Option<IsolationReport>,
-    /// CPUs missing in all cgroups, with the time of discovery. CPUs that stay missing are lost.
+    /// CPUs that no cgroup has, and since when. Those that stay missing are lost.
     pub(super) missing: BTreeMap<u32, Instant>,
     pub(super) lost: CpuSet,
     /// Why changes in some watched trees are noticed only by the timer, by tree.
@@ -77,9 +77,10 @@ impl Reconciler {
         published: watch::Sender<Option<Arc<Snapshot>>>,
         heartbeat: Heartbeat,
     ) -> Self {
-        // The first turn chooses the default, when it has read which CPUs are owned.
+        // The first turn chooses the default, once it has read which CPUs are owned.
         node.forget_default_reserved();
-        // Manifests have no status. Only the API and the container runtime give container ids for the folder's pods.
+        // Manifests have no status, so only the API and the container runtime give the ids of the
+        // folder's containers.
         let folder_ids = if api || node.config.runtime.wanted() {
             ContainerIds::Awaited
         } else {
@@ -113,7 +114,8 @@ impl Reconciler {
 
     /// Runs the reconciler on a separate thread. The future ends with the thread.
     ///
-    /// File I/O blocks. A hanging system call on a separate thread delays neither HTTP nor the runtime's connection.
+    /// It blocks on file I/O. On a thread of its own, a system call that hangs delays neither HTTP
+    /// nor the runtime's connection.
     pub(super) async fn run_on_thread(
         self,
         events: EventQueue,
@@ -133,13 +135,12 @@ impl Reconciler {
         end.await.context("the reconciler's thread panicked")
     }
 
-    /// Handles events and runs the scheduled turns, until `stop` is cancelled or all event senders are dropped.
     async fn run(mut self, mut events: EventQueue, stop: tokio_util::sync::CancellationToken) {
         let mut timer = tokio::time::interval(self.node.config.reconcile_interval);
         timer.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
         timer.reset();
         let changes = Arc::clone(&self.node.changes);
-        // Without a source of pods, the first turn does not wait for pods.
+        // Without a source of pods, there is nothing for the first turn to wait for.
         if self.node.config.manifest_dir.is_none() && !self.api {
             self.schedule.set_pods_synced();
             self.schedule.on(Trigger::Start, Instant::now());
@@ -150,8 +151,9 @@ impl Reconciler {
                 NextAction::Wait(until) => (None, until),
             };
             let must_run = due.is_some_and(|turn| !turn.may_end_early);
-            // All branches are cancel safe: an unreceived event stays in the channel, a permit in the notifier.
-            // Waiting events come before a turn, unless it has waited for too long.
+            // Every branch is cancel safe: an unreceived event stays in the channel, and a permit
+            // in the notifier. Waiting events come before a turn, unless it has waited for too
+            // long.
             tokio::select! {
                 biased;
                 () = stop.cancelled() => break,
@@ -172,7 +174,8 @@ impl Reconciler {
         }
     }
 
-    /// Runs a due turn about all pods. If it may end early, it does so for an urgent event, between two units of work.
+    /// Runs a due turn about all pods. If it may end early, it does so for an urgent event, between
+    /// two units of work.
     fn run_scheduled(&mut self, due: DueTurn, events: &mut EventQueue) {
         let begun = Instant::now();
         self.read_changes();
@@ -180,7 +183,8 @@ impl Reconciler {
         if due.trigger != Trigger::Cgroups || is_follow_up {
             self.world.decide_again();
         }
-        // Until every pod was read once, no request can be served, so none interrupts the first turn.
+        // Until every pod was read once, no request can be served, so nothing interrupts the first
+        // turn.
         let may_end_early = due.may_end_early && !self.world.is_first;
         let mut is_urgent = || may_end_early && events.has_urgent();
         let context = context(&self.node, &self.devices, self.ids_settled);
@@ -188,7 +192,8 @@ impl Reconciler {
         self.finish_turn(due.trigger, begun, end, &mut is_urgent);
     }
 
-    /// Runs a turn about all pods for a runtime request. For CreateContainer, `creates` is the uid of the container's pod.
+    /// Runs a turn about all pods for a runtime request. For CreateContainer, `creates` is the uid
+    /// of the container's pod.
     pub(super) fn reconcile_for(
         &mut self,
         trigger: Trigger,
@@ -201,7 +206,7 @@ impl Reconciler {
         self.finish_turn(trigger, begun, end, &mut || false)
     }
 
-    /// Runs a turn about a single pod. `None`: the request needs a turn about all pods.
+    /// Runs a turn about a single pod. `None` if the request needs one about all pods.
     pub(super) fn run_for_pod(
         &mut self,
         trigger: Trigger,
@@ -222,15 +227,16 @@ impl Reconciler {
         end.ok()
     }
 
-    /// Takes what has changed on the node since the last turn. Every turn, also one about a single pod, begins with the online CPUs:
-    /// an offline CPU must not be assigned.
+    /// Takes what has changed on the node since the last turn. Every turn, also one about a single
+    /// pod, begins with the online CPUs, because an offline one must not be assigned.
     fn read_changes(&mut self) {
         if self.node.read_hotplug() {
             self.world.sweep();
         }
         let changes = self.node.changes.take();
         if !changes.is_empty() {
-            // A turn about one pod leaves the other changed pods unread, so a turn about all pods follows.
+            // A turn about one pod leaves the other changed pods unread, so one about all pods
+            // follows.
             self.schedule.on(Trigger::Cgroups, Instant::now());
         }
         self.world.note_changes(&changes);
@@ -240,7 +246,8 @@ impl Reconciler {
         }
     }
 
-    /// Publishes the result of a turn about all pods. `None`: the turn has no result, or an urgent event comes first.
+    /// Publishes the result of a turn about all pods. `None` if it has no result, or if an urgent
+    /// event comes first.
     fn finish_turn(
         &mut self,
         trigger: Trigger,
@@ -261,7 +268,7 @@ impl Reconciler {
             self.world.heartbeat.succeeded();
         }
         self.report_turn(trigger, TurnExtent::AllPods, outcome, begun);
-        // The turn's own changes need one more decision.
+        // What the turn itself has changed needs one more decision.
         if outcome == TurnOutcome::Done && self.world.must_decide() {
             self.schedule.on(Trigger::Cgroups, Instant::now());
         }
@@ -289,7 +296,6 @@ impl Reconciler {
         (TurnOutcome::Done, Some(result))
     }
 
-    /// Reports a turn to the schedule and to the metrics.
     fn report_turn(
         &mut self,
         trigger: Trigger,
@@ -308,8 +314,8 @@ impl Reconciler {
         self.count_turn(&report);
     }
 
-    /// Reports a turn to the heartbeat and the metrics. Not counted are turns about one pod for CreateContainer, interrupted turns,
-    /// and turns that one about all pods replaces.
+    /// Reports a turn to the heartbeat and the metrics. Turns about one pod for CreateContainer
+    /// don't count, and neither do interrupted turns, nor those that one about all pods replaces.
     fn count_turn(&self, report: &TurnReport) {
         let is_creation = report.trigger == Trigger::Create && report.extent == TurnExtent::Pod;
         if is_creation
@@ -334,7 +340,8 @@ impl Reconciler {
             return;
         }
         self.world.heartbeat.finish();
-        // A turn with steps holds a second copy of the cgroups. The allocator returns the memory only on demand.
+        // A turn with steps holds a second copy of the cgroups, and the allocator returns the
+        // memory only on demand.
         if report.trigger == Trigger::Timer {
             limits::trim_heap();
             limits::drop_code_pages();
@@ -345,8 +352,8 @@ impl Reconciler {
         }
     }
 
-    /// When another turn is necessary although no cgroup changes. Reasons are CPUs given up, and isolated partitions waiting for
-    /// the end of worker threads.
+    /// When another turn is necessary although no cgroup changes: because CPUs were given up, or
+    /// because isolated partitions wait until worker threads have ended.
     pub(super) fn follow_up(&self) -> Option<Instant> {
         let released = self.world.release_backoff.due();
         let isolated = self.world.isolation.due();
@@ -371,8 +378,8 @@ impl Reconciler {
         }
         match event {
             AgentEvent::Pods(update) => self.handle_pods(update),
-            // Until the first complete list, all recorded assignments stay, so turns need not wait for it any longer. A folder
-            // of manifests is always read before the first turn.
+            // Until the first complete list, all recorded assignments stay, so turns need not wait
+            // for it any longer. A folder of manifests is always read before the first turn.
             AgentEvent::PodsWaitEnded => {
                 if !self.schedule.are_pods_synced() && self.node.config.manifest_dir.is_none() {
                     self.schedule.set_pods_synced();
@@ -434,7 +441,7 @@ impl Reconciler {
         self.schedule.on(Trigger::Runtime, Instant::now());
     }
 
-    /// Notes whether a tree is watched completely. A turn publishes the problem.
+    /// Notes whether a tree is watched completely, so that a turn publishes the problem.
     fn note_watch(&mut self, tree: PathBuf, problem: Option<String>) {
         if let Some(problem) = &problem {
             tracing::warn!("{problem}");
@@ -473,8 +480,8 @@ impl Reconciler {
         };
         self.take_runtime(update);
         if let Some(uid) = new {
-            // The events of the cgroup's creation are taken first. Otherwise CreateContainer would find the pod dirty and read it
-            // again.
+            // The events of the cgroup's creation are taken first, or CreateContainer would find
+            // the pod dirty and read it again.
             self.read_changes();
             self.world.read_new_pod(&uid, &self.node);
         }
@@ -484,7 +491,6 @@ impl Reconciler {
         }
     }
 
-    /// Takes an update of the container runtime's pods.
     pub(super) fn take_runtime(&mut self, update: RuntimeUpdate) {
         self.world.take_runtime(update);
         let pods = self.world.pods();
@@ -492,7 +498,8 @@ impl Reconciler {
             .only_waiting(|uid, container| pods.has(uid, container));
     }
 
-    /// Whether the runtime has listed its containers, is not in use, or has had [`IDS_GRACE`].
+    /// Whether the runtime has listed its containers, is not in use, or has had [`IDS_GRACE`] to do
+    /// so.
     fn are_ids_settled(&self) -> bool {
         !self.node.config.runtime.wanted()
             || self.world.pods().has_runtime()
@@ -514,8 +521,8 @@ impl Reconciler {
         }
     }
 
-    /// Takes the new state of the kubelet's CPU Manager. Returns whether enforcement has changed, or whether new assignments
-    /// were suspended or resumed.
+    /// Takes the new state of the kubelet's CPU Manager. Returns whether the enforcement has
+    /// changed, or new assignments were suspended or resumed.
     fn set_cpu_manager(&mut self, now: CpuManager) -> bool {
         let node = &mut self.node;
         let changed = node.set_cpu_manager(now);
@@ -578,8 +585,8 @@ mod tests {
         AgentNode::apart(config).unwrap()
     }
 
-    /// Another program's write, or a new pod, may cause the first turn after a CPU went offline. The turn must not assign that CPU,
-    /// nor take its absence for such a write.
+    /// The first turn after a CPU went offline may be caused by another program's write, or by a
+    /// new pod. It must not assign that CPU, nor take its absence for such a write.
     #[test]
     fn each_turn_reads_which_cpus_are_online() {
         let root = tempfile::tempdir().unwrap();

@@ -1,13 +1,15 @@
 //! [`ReleaseBackoff`]: when the next turn must look again for the CPUs that the last one gave up.
 //!
-//! New containers may wait for the CPUs. The CPUs may become free without a change of a cgroup, so the next turn needs a timer.
-//! If the same CPUs are not handed back, the pause doubles, up to the reconcile interval.
+//! New containers may wait for these CPUs, which may become free without a change of a cgroup, so
+//! the next turn needs a timer. If the same CPUs are not handed back, the pause doubles, up to the
+//! reconcile interval.
 
 use std::time::{Duration, Instant};
 
 use crate::cpu::CpuSet;
 
-/// The pause after the second turn in a row with the same CPUs given up and not handed back.
+/// The pause after the second turn in a row that gave up the same CPUs and did not get them handed
+/// back.
 const FIRST: Duration = Duration::from_millis(10);
 
 #[derive(Debug, Clone, Default)]
@@ -25,7 +27,8 @@ impl ReleaseBackoff {
         self.at
     }
 
-    /// Takes the CPUs that a turn gave up, and sets the time of the next turn. The pause is at most `longest`.
+    /// Takes the CPUs that a turn gave up, and sets when the next turn is due, after a pause of at
+    /// most `longest`.
     pub(super) fn note(&mut self, cpus: CpuSet, now: Instant, longest: Duration) {
         self.pause = if cpus == self.cpus {
             (self.pause * 2).max(FIRST).min(longest)

@@ -1,4 +1,4 @@
-//! Start and stop.
+//! How the agent starts and stops.
 
 use std::fs::File;
 use std::net::SocketAddr;
@@ -56,7 +56,7 @@ pub struct Agent {
 // === impl Agent ===
 
 impl Agent {
-    /// Starts an agent on a node, without a cluster.
+    /// Starts an agent on a node without a cluster.
     ///
     /// # Errors
     /// The errors of [`Agent::start_in`].
@@ -64,11 +64,11 @@ impl Agent {
         Self::start_in(None, node).await
     }
 
-    /// Starts an agent on a node. With `cluster`, the agent also uses the Kubernetes API.
+    /// Starts an agent on a node. With `cluster`, it also uses the Kubernetes API.
     ///
     /// # Errors
-    /// The address is taken, the folder of manifests is missing, inotify is at its limit, or `metrics.auth` needs a missing API.
-    /// An unreachable API server is no error.
+    /// The address is taken, the folder of manifests is missing, inotify is at its limit, or
+    /// `metrics.auth` needs an API that is missing. An unreachable API server is no error.
     pub async fn start_in(
         cluster: Option<&ClusterContext>,
         mut node: AgentNode,
@@ -89,7 +89,8 @@ impl Agent {
             let changes = Arc::clone(&node.changes);
             tasks.spawn(follow(changes, number, events.clone()));
         }
-        // The kubelet knows a pod's devices before the runtime knows the pod. Each new cgroup therefore triggers a request.
+        // The kubelet knows a pod's devices before the runtime knows the pod, so it is asked after
+        // each new cgroup.
         let asking = AskKubelet::new(&node, events.clone());
         tasks.spawn(asking.run(node.changes.appeared(), snapshot.clone()));
         let sources = sources(&node)?;
@@ -136,7 +137,6 @@ impl Agent {
         })
     }
 
-    /// The address of the HTTP server.
     pub fn address(&self) -> SocketAddr {
         self.address
     }
@@ -149,7 +149,7 @@ impl Agent {
     /// The page that `/metrics` serves.
     ///
     /// # Errors
-    /// No snapshot exists before the first turn.
+    /// There is no snapshot before the first turn.
     pub fn scrape(&self) -> anyhow::Result<String> {
         let snapshot = self
             .snapshot()
@@ -184,7 +184,7 @@ impl Agent {
         self.events.runtime.send(update).context("the agent ended")
     }
 
-    /// Waits until a task ends, and returns an error: no task should end on its own.
+    /// Waits until a task ends, and returns an error, because none should end on its own.
     pub async fn ended(&mut self) -> anyhow::Result<()> {
         self.tasks.ended().await
     }
@@ -205,8 +205,8 @@ impl Agent {
     }
 }
 
-/// The signal that ends the reconciler. The reconciler ends after the connection to the runtime, so that each request that was
-/// read gets an answer.
+/// The signal that ends the reconciler. It comes after the end of the connection to the runtime, so
+/// that each request that was read gets an answer.
 fn end_of_answers(node: &AgentNode, stop: &CancellationToken) -> CancellationToken {
     if node.config.runtime.wanted() {
         CancellationToken::new()
@@ -244,7 +244,6 @@ fn serve_http(
     });
 }
 
-/// Follows the folder of manifests, if there is one.
 fn follow_manifests(
     node: &AgentNode,
     tasks: &mut Tasks,
@@ -264,8 +263,8 @@ fn follow_manifests(
 fn watch_cgroups(node: &AgentNode) -> anyhow::Result<ChangedCgroups> {
     let mut trees = Vec::new();
     for cgroup in &node.config.pod_cgroups {
-        // The watch covers four levels: the group of system pods, QoS class, pod and container. The runtime writes a
-        // container's CPUs after the cgroup's creation.
+        // The watch covers four levels: the group of system pods, QoS class, pod and container. The
+        // runtime writes a container's CPUs only after it has made the cgroup.
         for folder in node.cgroups.watch_folders(cgroup) {
             let watch = Watch::with_file(&folder, 4, Some(PARTITION))
                 .with_context(|| format!("can't watch the pods' tree {}", folder.display()))?;
@@ -289,7 +288,8 @@ fn sources(node: &AgentNode) -> anyhow::Result<Sources> {
         .in_namespaces(metrics.namespaces.clone());
     if metrics.max_shared_counters > 0 {
         let events = perf::hardware_events(root_dir);
-        // `Sources::new` has raised the limit on open files. The counters must leave files for the rest of the agent.
+        // `Sources::new` has raised the limit on open files, and the counters must leave some for
+        // the rest of the agent.
         let (wanted, limit) = (metrics.max_shared_counters, limits::shared_counter_limit());
         if wanted > limit {
             tracing::warn!(
@@ -330,7 +330,8 @@ fn watch_connections(
     }
 }
 
-/// Wakes the reconciler after changes below the watched tree with the index `number`. Tells the reconciler which directories can't be watched.
+/// Wakes the reconciler after changes below the watched tree with the index `number`, and tells it
+/// which directories can't be watched.
 async fn follow(
     changes: Arc<ChangedCgroups>,
     number: usize,
@@ -356,7 +357,6 @@ async fn follow(
     }
 }
 
-/// Reads the pods' TCP connections periodically, on a blocking thread.
 async fn sample_connections(
     state: Arc<HttpState>,
     between: Duration,
@@ -369,7 +369,7 @@ async fn sample_connections(
         timer.tick().await;
         let latest = snapshots.wait_for(Option::is_some).await;
         let Some(snapshot) = latest.ok().and_then(|snapshot| snapshot.clone()) else {
-            // The snapshot channel is closed: the reconciler has ended, and the agent stops.
+            // The snapshot's channel is closed, so the reconciler has ended and the agent stops.
             return std::future::pending().await;
         };
         let sampled_state = Arc::clone(&state);
@@ -377,12 +377,13 @@ async fn sample_connections(
         tokio::task::spawn_blocking(sample)
             .await
             .context("a sample of TCP connections failed")?;
-        // `peers::resolve` may be busy or absent. The unknown addresses of this read are then dropped.
+        // `peers::resolve` may be busy or absent. The unknown addresses of this read are then
+        // dropped.
         let _ = unknown.try_send(state.exporter.sources.unknown_peers());
     }
 }
 
-/// Hands a training job's pods, as the API server lists them, to the metrics sources.
+/// Hands a training job's pods, as the API server lists them, to the sources of the metrics.
 fn set_known_peers(sources: &Sources, job: ObjectName, members: Vec<JobMember>) {
     let peers = members.into_iter().flat_map(
         |JobMember {
@@ -404,7 +405,8 @@ fn set_known_peers(sources: &Sources, job: ObjectName, members: Vec<JobMember>) 
     sources.set_peers(job, peers);
 }
 
-/// Takes the lock that lets a single Pinfold process manage a node's cgroups. The kernel drops the lock when the process ends.
+/// Takes the lock that lets only one Pinfold process manage a node's cgroups. The kernel drops it
+/// when the process ends.
 ///
 /// # Errors
 /// The folder can't be opened, or another process holds the lock.
@@ -423,7 +425,8 @@ pub fn lock(folder: &Path) -> anyhow::Result<Flock<File>> {
 /// # Errors
 /// A setting or the node can't be used, [`Agent::start_in`] fails, or a task ends on its own.
 pub async fn run(config: Config) -> anyhow::Result<()> {
-    // The signal handler comes first: the first process of a container ignores SIGTERM without a handler.
+    // The handler comes first, because the first process of a container ignores SIGTERM without
+    // one.
     let mut terminate = tokio::signal::unix::signal(tokio::signal::unix::SignalKind::terminate())?;
     let cluster = ClusterContext::open(&config, |name| std::env::var(name).ok()).await?;
     let node = AgentNode::new(config)?;

@@ -28,9 +28,10 @@ struct UpdateInput<'a> {
 // === impl UpdateInput ===
 
 impl UpdateInput<'_> {
-    /// The container's own CPUs, or else the CPUs that every container may use. The CPUs of partitions of the same pod are left
-    /// out: Linux 6.12 makes such a partition invalid if a sibling's set meets it, and may lose the CPUs. With enforcement
-    /// `observe`, and beside a record that can't be read, the set that the container has stays.
+    /// The container's own CPUs, or else the CPUs that every container may use. The CPUs of
+    /// partitions of the same pod are left out, because Linux 6.12 makes such a partition invalid
+    /// if a sibling's set meets it, and may lose the CPUs. With enforcement `observe`, and beside a
+    /// record that can't be read, the container keeps the set that it has.
     fn answer(&self) -> Option<CpuSet> {
         let own = self.pod.container(self.container);
         let is_unreadable = self.pod.has_unreadable_record()
@@ -59,8 +60,9 @@ impl UpdateInput<'_> {
 // === impl Reconciler ===
 
 impl Reconciler {
-    /// Answers CreateContainer. The runtime delays every creation until the answer, and gives up after two seconds. The pod's
-    /// assignment record is written before the answer. The writes to the node's remaining containers follow.
+    /// Answers CreateContainer. The runtime delays every creation until the answer, and gives up
+    /// after two seconds. The pod's assignment record is written before the answer, and the writes
+    /// to the node's other containers follow.
     pub(super) fn handle_create(
         &mut self,
         pod: RuntimePod,
@@ -85,14 +87,15 @@ impl Reconciler {
         else {
             return;
         };
-        // The runtime may have given up waiting. The assignment then stays in the record, for the next attempt.
+        // The runtime may have given up waiting. The assignment then stays in the record for the
+        // next attempt.
         let _ = reply.send(answer);
     }
 
     /// Decides about all pods, because the container's pod alone was not enough.
     fn admit_with_all_pods(&mut self, (uid, container): (&str, &str)) -> Option<TurnResult> {
         let result = self.reconcile_for(Trigger::Create, Some(uid))?;
-        // The turn gave up CPUs for the container. A second turn assigns the CPUs.
+        // The turn gave up CPUs for the container, and a second one assigns them.
         if self.world.release_backoff.due().is_some() && result.lacks(uid, container) {
             return self
                 .reconcile_for(Trigger::Create, Some(uid))
@@ -131,7 +134,8 @@ impl Reconciler {
         });
         let refused = gate::at_creation(pod, decision, owed);
         let cpus = decision.cpus.as_ref();
-        // The runtime could not write a set with CPUs that the pods' cgroups lack. StartContainer then writes the rest.
+        // The runtime could not write a set with CPUs that the pods' cgroups lack, so
+        // StartContainer writes it.
         let available = result.decisions.desired.available();
         let is_writable =
             |cpus: &&CpuSet| node.enforcement != Enforcement::Cpuset || cpus.is_subset(&available);
@@ -146,9 +150,11 @@ impl Reconciler {
         })
     }
 
-    /// Answers StartContainer after the container's CPUs are in force, or after a turn has failed to enforce the CPUs.
+    /// Answers StartContainer once the container's CPUs are in force, or a turn has failed to
+    /// enforce them.
     ///
-    /// A `required` pod with enforcement `cpuset` needs a turn about all pods, because containers of other pods may run on its CPUs.
+    /// With enforcement `cpuset`, a `required` pod needs a turn about all pods, because containers
+    /// of other pods may run on its CPUs.
     pub(super) fn handle_start(&mut self, uid: &str, container: &str, reply: StartReply) {
         self.history.waits(uid, container);
         let required = self.world.pods().requires(uid);
@@ -157,7 +163,8 @@ impl Reconciler {
         } else {
             self.start_pod(Trigger::StartContainer, uid)
         };
-        // The program of an accepted container begins with the answer. A refused container never has a program.
+        // The program of an accepted container begins with the answer. A refused container never
+        // has one.
         self.history.begins(uid, container);
         let answer = match &result {
             _ if !required => Ok(()),
@@ -171,9 +178,9 @@ impl Reconciler {
 
     /// Answers UpdateContainer with the CPUs that the runtime shall remember for the container.
     ///
-    /// The runtime remembers the CPUs that it was given at the creation, and writes them with every later change, a new memory
-    /// limit for example. If the container no longer owns the CPUs, the turn first ends its partition, and the answer then
-    /// replaces what the runtime remembers.
+    /// The runtime remembers the CPUs that it was given at the creation, and writes them with every
+    /// later change, for example of the memory limit. If the container no longer owns them, the
+    /// turn first ends its partition, and the answer then replaces what the runtime remembers.
     pub(super) fn handle_update(
         &mut self,
         uid: &str,
@@ -206,8 +213,8 @@ impl Reconciler {
         update.answer()
     }
 
-    /// Whether a `required` container may start, according to the effective CPUs that the turn has read. A container outside
-    /// the pod's description, for example a debug container, may start.
+    /// Whether a `required` container may start, judged by the effective CPUs that the turn has
+    /// read. A container outside the pod's description, for example a debug container, may.
     fn start_answer(&self, uid: &str, container: &str, result: &TurnResult) -> Result<(), String> {
         let containers = self.container_states(result, self.world.observed());
         let same = |state: &&ContainerState| {
@@ -229,7 +236,7 @@ mod tests {
         list.parse().unwrap()
     }
 
-    /// A container that owns CPUs 2-3, and has the CPUs 4-5 in its cgroup.
+    /// A container that owns the CPUs 2-3 and has the CPUs 4-5 in its cgroup.
     fn pod() -> ObservedPod {
         let mut own = ObservedContainer {
             name: Some("main".to_owned()),

@@ -1,29 +1,30 @@
 //! [`Schedule`]: when which turn runs.
 //!
-//! The schedule is a pure type: the caller passes the time. Triggers arriving together lead to one turn. The turn reads at
-//! least as much as each of the triggers needs.
+//! The schedule is a pure type: the caller passes the time. Triggers that arrive together lead to
+//! one turn, which reads at least as much as each of them needs.
 
 use std::time::{Duration, Instant};
 
-/// How long runtime requests may postpone a due turn. After this time, the turn runs before the next request, and does not
-/// yield.
+/// How long runtime requests may postpone a due turn. After that, the turn runs before the next
+/// request, and does not yield.
 ///
 /// On a node with 250 pods, a turn that does not yield takes about 100 ms, and requests wait for its end. With a limit of 1 s,
 /// 15 such turns ran during 500 creations, 3 for 100 creations.
 pub(super) const LONGEST_DELAY: Duration = Duration::from_secs(5);
 
-/// The pause between the answer to a runtime request and the next turn. The receiver may wake up on the reconciler's CPU,
-/// or on a CPU kept busy by a turn.
+/// The pause between the answer to a runtime request and the next turn. The receiver of the answer
+/// may wake up on the reconciler's CPU, or on one that a turn keeps busy.
 const AFTER_ANSWER: Duration = Duration::from_millis(3);
 
-/// How long turns for changed cgroups wait after a turn about all pods, as a multiple of its duration. The waits of several turns add
-/// up, up to [`LONGEST_PAUSE`], so a program that writes to cgroups without end costs at most a fifth of a CPU.
+/// How long turns for changed cgroups wait after a turn about all pods, as a multiple of its
+/// duration. The waits of several turns add up, up to [`LONGEST_PAUSE`], so a program that keeps
+/// writing to cgroups costs at most a fifth of a CPU.
 ///
 /// The pause also spares a busy node useless work. Beside 250 shared containers, it takes 30 ms to hand back the CPUs of an owner that
 /// has ended, and as much to take them away again for the next one, which often comes a moment later and would have to wait.
 const THROTTLE: u32 = 4;
 
-/// The longest pause after several turns. After a single long turn it may be longer.
+/// The longest pause after several turns. A single long turn may cause a longer one.
 const LONGEST_PAUSE: Duration = Duration::from_millis(500);
 
 /// Why a turn runs.
@@ -49,7 +50,8 @@ pub(super) enum Trigger {
 /// How many pods a turn is about.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum TurnExtent {
-    /// One pod, for a runtime request. The turn publishes no snapshot, so a turn about all pods follows.
+    /// One pod, for a runtime request. Such a turn publishes no snapshot, so one about all pods
+    /// follows.
     Pod,
     AllPods,
 }
@@ -58,25 +60,22 @@ pub(super) enum TurnExtent {
 pub(super) enum TurnOutcome {
     /// The turn is complete, and its result is published.
     Done,
-    /// The turn ended with an error. The error is published.
+    /// The turn ended with an error, which is published.
     Failed,
-    /// Everything read as before, so nothing was decided.
+    /// Everything read as it did before, so nothing was decided.
     Unchanged,
-    /// The turn was not enough for its request, so the reconciler runs one about all pods at once. It may have written to the pod
-    /// already.
+    /// The turn was not enough for its request, so the reconciler runs one about all pods at once.
+    /// The first one may already have written to the pod.
     NeedsAllPods,
     /// The turn ended between two units for an urgent event. What it wrote is safe, and a later turn does the rest.
     Interrupted,
 }
 
-/// The result of a turn for the schedule.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct TurnReport {
-    /// Why the turn ran.
     pub(super) trigger: Trigger,
     pub(super) extent: TurnExtent,
     pub(super) outcome: TurnOutcome,
-    /// How long the turn took.
     pub(super) duration: Duration,
     /// When another turn is necessary even if no cgroup changes.
     pub(super) follow_up: Option<Instant>,
@@ -85,7 +84,6 @@ pub(super) struct TurnReport {
 /// A due turn about all pods.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct DueTurn {
-    /// Why the turn runs.
     pub(super) trigger: Trigger,
     /// Whether the turn may yield to urgent events.
     pub(super) may_end_early: bool,
@@ -94,9 +92,9 @@ pub(super) struct DueTurn {
 /// The reconciler's next action.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum NextAction {
-    /// The turn runs now. With `may_end_early`, the turn runs after the waiting requests.
+    /// The turn runs now; with `may_end_early`, after the requests that wait.
     Turn(DueTurn),
-    /// No turn is due before the time, or before the next trigger if the time is `None`.
+    /// No turn is due before this time or, if it is `None`, before the next trigger.
     Wait(Option<Instant>),
 }
 
@@ -104,12 +102,11 @@ pub(super) enum NextAction {
 #[derive(Debug, Clone, Copy)]
 struct WantedTurn {
     trigger: Trigger,
-    /// When the first trigger of the turn arrived.
+    /// When its first trigger arrived.
     since: Instant,
     not_before: Instant,
 }
 
-/// When which turn about all pods runs.
 #[derive(Debug)]
 pub(super) struct Schedule {
     /// Whether the pods are known, or the wait for pods has ended. No turn runs earlier.
@@ -119,14 +116,14 @@ pub(super) struct Schedule {
     cgroups_changed: Option<Instant>,
     /// The earliest time of the next turn for changed cgroups.
     throttled_until: Instant,
-    /// When the turn runs that the last turn asked for.
+    /// When the turn is due that the last one asked for.
     follow_up: Option<Instant>,
 }
 
 // === impl Trigger ===
 
 impl Trigger {
-    /// The value of the label `trigger` in metrics.
+    /// The trigger's name in the label `trigger` of metrics.
     pub(super) fn name(self) -> &'static str {
         match self {
             Self::Start => "start",
@@ -149,7 +146,6 @@ impl Trigger {
 // === impl Schedule ===
 
 impl Schedule {
-    /// A schedule without a wanted turn.
     pub(super) fn new(now: Instant) -> Self {
         Self {
             pods_synced: false,
@@ -165,12 +161,12 @@ impl Schedule {
         self.pods_synced
     }
 
-    /// Lets turns run: the pods are known, or the wait for pods has ended.
+    /// Lets turns run, because the pods are known or the wait for them has ended.
     pub(super) fn set_pods_synced(&mut self) {
         self.pods_synced = true;
     }
 
-    /// Takes a trigger. Before the pods are synced only changed cgroups are noted.
+    /// Takes a trigger. Until the pods are synced, it only notes changed cgroups.
     pub(super) fn on(&mut self, trigger: Trigger, now: Instant) {
         match trigger {
             Trigger::Cgroups => {
@@ -182,7 +178,7 @@ impl Schedule {
         }
     }
 
-    /// Notes the answer to a runtime request. The next turn waits for the receiver of the answer.
+    /// Notes the answer to a runtime request, so that the next turn waits for its receiver.
     pub(super) fn answered(&mut self, now: Instant) {
         let then = now + AFTER_ANSWER;
         if let Some(wanted) = &mut self.wanted {
@@ -201,7 +197,6 @@ impl Schedule {
         self.follow_up = follow_up;
     }
 
-    /// Takes the result of a turn.
     pub(super) fn finished(&mut self, report: &TurnReport, now: Instant) {
         self.follow_up = report.follow_up;
         if report.extent == TurnExtent::AllPods {
@@ -220,12 +215,14 @@ impl Schedule {
                 self.on(Trigger::Create, now);
             }
             (TurnOutcome::Done, TurnExtent::Pod) => self.on(Trigger::Cgroups, now),
-            // The timer starts the next attempt. A follow-up may be due already, and would repeat the failure without a pause.
+            // The timer starts the next attempt. A follow-up may be due already, and would repeat
+            // the failure without a pause.
             (TurnOutcome::Failed, _) => {
                 (self.wanted, self.follow_up) = (None, None);
                 self.cgroups_changed = None;
             }
-            // After `NeedsAllPods`, the reconciler runs the turn about all pods at once. An interrupted turn stays wanted.
+            // After `NeedsAllPods`, the reconciler runs the turn about all pods at once. An
+            // interrupted turn stays wanted.
             (TurnOutcome::NeedsAllPods | TurnOutcome::Interrupted, _)
             | (TurnOutcome::Unchanged, TurnExtent::Pod) => {}
         }
@@ -258,7 +255,8 @@ impl Schedule {
         })
     }
 
-    /// Adds a trigger to the wanted turn. The first trigger with steps to write names the turn.
+    /// Adds a trigger to the wanted turn, which is named after the first trigger that gives it a
+    /// reason to write.
     fn want(&mut self, trigger: Trigger, now: Instant, not_before: Instant) {
         match &mut self.wanted {
             Some(wanted) if wanted.trigger.only_observes() => wanted.trigger = trigger,
@@ -491,7 +489,7 @@ mod tests {
         let start_container = report(Trigger::StartContainer, TurnExtent::Pod, TurnOutcome::Done);
         schedule.finished(&start_container, start);
         assert_eq!(schedule.next(start), due(Trigger::Cgroups, true));
-        // A single long turn has a longer pause, and later turns do not shorten it.
+        // A single long turn has a longer pause, which later turns do not shorten.
         let long = TurnReport {
             duration: 1000 * MS,
             ..interrupted

@@ -1,8 +1,9 @@
 //! [`serve`]: serves HTTP connections within bounds, so that no client can keep a probe or an allowed scraper waiting.
 //!
-//! Every connection has an [`Activity`]. If there are too many connections, the least active one is closed, and the oldest of
-//! these: first connections without a complete request, then callers who have not been accepted yet, and only then callers whose
-//! page is being built or sent. The same holds among the connections of one address, which has only a share of all.
+//! Every connection has an [`Activity`]. If there are too many connections, the least active one is
+//! closed, and among equals the oldest: first connections without a complete request, then callers
+//! who have not been accepted yet, and only then callers whose page is being built or sent. The
+//! same holds among the connections of one address, which has only a share of all.
 
 use std::collections::VecDeque;
 use std::convert::Infallible;
@@ -28,22 +29,25 @@ use tokio_util::sync::CancellationToken;
 
 use super::access;
 
-/// Connections served at once.
+/// How many connections are served at once.
 const CONNECTIONS: usize = 32;
 
-/// Connections of one address served at once. A scraper needs one or two, and several scrapers may share an address.
+/// How many of them may come from one address. A scraper needs one or two, and several may share an
+/// address.
 const CONNECTIONS_OF_ADDRESS: usize = 8;
 
-/// Pages of `/metrics` and `/status` that are built at once. Each page takes memory and a thread. Further requests wait.
+/// How many pages of `/metrics` and `/status` are built at once. Each takes memory and a thread, so
+/// further requests wait.
 const PAGES: usize = 8;
 
-/// The time that a client has to send the headers of a request.
+/// How long a client may take to send the headers of a request.
 const HEADER_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// The time after which a connection takes no further request. A request in progress has the same time again.
 pub(super) const CONNECTION_TIMEOUT: Duration = Duration::from_secs(60);
 
-/// How long a client may leave an answer unread, in milliseconds. The kernel then ends the connection.
+/// How long a client may leave an answer unread, in milliseconds, before the kernel ends the
+/// connection.
 const WRITE_TIMEOUT_MS: u32 = 10_000;
 
 /// A connection without a complete request.
@@ -55,32 +59,29 @@ const ASKING: u8 = 1;
 /// A caller was accepted, and the page has not left completely.
 const ACCEPTED: u8 = 2;
 
-/// What a connection does.
 #[derive(Debug, Default)]
 struct Activity {
     /// [`IDLE`], [`ASKING`] or [`ACCEPTED`].
     phase: AtomicU8,
-    /// Whether the whole answer was handed to hyper, which may still have to send it.
+    /// Whether hyper has the whole answer, which it may still have to send.
     answered: AtomicBool,
 }
 
-/// An open connection.
 struct HttpConnection {
     task: JoinHandle<()>,
     peer: IpAddr,
     activity: Arc<Activity>,
 }
 
-/// A request, and where the request comes from.
+/// A request, and where it comes from.
 pub(super) struct Caller {
     /// Whether the request comes from this host and not through a proxy.
     pub(super) is_local: bool,
     pub(super) request: Parts,
 }
 
-/// The source of the responses of a server.
+/// What a server answers with.
 pub(super) trait Responder: Send + Sync + 'static {
-    /// The response to a caller's request.
     fn respond(
         &self,
         caller: &Caller,
@@ -91,7 +92,7 @@ pub(super) trait Responder: Send + Sync + 'static {
 /// Builds pages for a connection whose caller was accepted.
 #[derive(Clone)]
 pub(super) struct PageBuilder {
-    /// The limit on the pages that all connections build at the same time.
+    /// The limit on the pages that are built at the same time, for all connections together.
     pages: Arc<Semaphore>,
     activity: Arc<Activity>,
 }
@@ -99,14 +100,14 @@ pub(super) struct PageBuilder {
 /// A response body in pieces.
 pub(super) struct BodyPieces(VecDeque<Bytes>);
 
-/// A body that tells when hyper has taken all of it, or has given it up.
+/// A body that tells when hyper has taken all of it or has given it up.
 struct SentBody {
     pieces: BodyPieces,
     activity: Arc<Activity>,
 }
 
-/// The socket of a connection. hyper flushes it only after everything has been written, so a flush after the last piece of an
-/// answer shows that the answer has left.
+/// The socket of a connection. hyper flushes it only after it has written everything, so a flush
+/// after the last piece of an answer shows that the answer has left.
 struct FlushedStream {
     stream: TcpStream,
     activity: Arc<Activity>,
@@ -137,7 +138,8 @@ impl Activity {
 // === impl PageBuilder ===
 
 impl PageBuilder {
-    /// Waits for a permit without blocking a thread, and then builds a page. `None`: no permit was free by `until`.
+    /// Waits for a permit without blocking a thread, and then builds a page. `None` if no permit
+    /// was free by `until`.
     pub(super) async fn run<T>(&self, until: Instant, make: impl FnOnce() -> T) -> Option<T> {
         self.activity.accepted();
         let permit = tokio::time::timeout_at(until.into(), self.pages.acquire())
@@ -268,7 +270,7 @@ pub(super) async fn serve<R: Responder>(
         let (stream, peer) = match accepted {
             Ok((stream, peer)) => (stream, peer.ip().to_canonical()),
             Err(error) => {
-                // The process may be out of file descriptors. Only waiting helps.
+                // The process may be out of file descriptors, and then only waiting helps.
                 if last_error.replace(error.kind()) != Some(error.kind()) {
                     tracing::warn!("can't accept a connection: {error}");
                 }
@@ -380,7 +382,8 @@ mod tests {
     /// More than the kernel's buffers of a connection hold.
     const LARGE: usize = 16 << 20;
 
-    /// Answers `/metrics` after a review that the test ends, `/later` after 90 s, and other paths at once.
+    /// Answers `/metrics` after a review that the test ends, `/later` after 90 s, and all other
+    /// paths at once.
     struct Reviewed(Arc<Notify>);
 
     impl Responder for Reviewed {
@@ -434,7 +437,7 @@ mod tests {
                     flood.push(self.connect(last, text).await);
                 }
             }
-            // The server accepts in order, so the flood was accepted before this answer.
+            // The server accepts in order, so it has accepted the flood before this answer.
             let probe = self.connect(200, "GET /healthz HTTP/1.1\r\nHost: p\r\n\r\n");
             assert!(
                 status_of(&mut probe.await)
@@ -480,7 +483,8 @@ mod tests {
         }
     }
 
-    /// 200 idle connections and 50 with half a request come from other addresses, a part of them during each of the reviews.
+    /// 200 idle connections and 50 with half a request come from other addresses, some of them
+    /// during each review.
     #[tokio::test(flavor = "multi_thread")]
     async fn each_scrape_succeeds_beside_connections_without_a_request() {
         let server = Server::start().await;
@@ -503,7 +507,8 @@ mod tests {
         let mut scraper = server.connect(1, SCRAPE).await;
         server.review.notify_one();
         assert_eq!(status_of(&mut scraper).await, "HTTP/1.1 200");
-        // hyper has the whole page. The kernel has taken only a part of it, because the scraper reads slowly.
+        // hyper has the whole page, but the kernel only a part of it, because the scraper reads
+        // slowly.
         moment().await;
         let _flood = server.flood(20, SCRAPE).await;
         assert!(length(&mut scraper).await >= LARGE);

@@ -1,7 +1,7 @@
 //! Messages to the service manager: ready, alive and status.
 //!
-//! The service manager's watchdog gets a keep-alive message while the reconciler's [`Heartbeat`] is on time. If the messages
-//! stop, the service manager restarts the agent. Assignments stay.
+//! While the reconciler's [`Heartbeat`] is on time, the service manager's watchdog gets keep-alive
+//! messages. If they stop, the service manager restarts the agent, and the assignments stay.
 
 use std::sync::Arc;
 use tokio::sync::watch;
@@ -11,7 +11,6 @@ use crate::host::notify;
 use crate::pin::Snapshot;
 use crate::text::counted;
 
-/// Sends messages to the service manager until the agent stops.
 pub(super) async fn notify(
     mut snapshot: watch::Receiver<Option<Arc<Snapshot>>>,
     heartbeat: Heartbeat,
@@ -36,7 +35,8 @@ pub(super) async fn notify(
             changed = snapshot.changed() => if changed.is_err() {
                 return;
             },
-            // Before the first turn, the service manager waits for `ready` and applies its start timeout.
+            // Before the first turn, the service manager waits for `ready`, and applies its start
+            // timeout.
             () = tick(timer.as_mut()) => match heartbeat.health() {
                 Health::Alive | Health::Starting(_) => log_failure(notify::alive()),
                 Health::Stuck(reason) => tracing::error!("the agent does not notify systemd's watchdog: {reason}"),

@@ -6,7 +6,7 @@ use anyhow::Context;
 use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 
-/// The agent's tasks. No task ends on its own: an ended task has failed.
+/// The agent's tasks. None of them ends on its own, so one that does has failed.
 #[derive(Debug)]
 pub(super) struct Tasks {
     set: JoinSet<anyhow::Result<()>>,
@@ -16,7 +16,7 @@ pub(super) struct Tasks {
 // === impl Tasks ===
 
 impl Tasks {
-    /// Creates an empty set. `stop` ends the tasks of [`Tasks::spawn`].
+    /// `stop` ends the tasks of [`Tasks::spawn`].
     pub(super) fn new(stop: CancellationToken) -> Self {
         Self {
             set: JoinSet::new(),
@@ -24,7 +24,7 @@ impl Tasks {
         }
     }
 
-    /// Starts a task. The stop of the agent drops the task.
+    /// Starts a task that is dropped when the agent stops.
     pub(super) fn spawn(
         &mut self,
         task: impl Future<Output = anyhow::Result<()>> + Send + 'static,
@@ -38,7 +38,7 @@ impl Tasks {
         });
     }
 
-    /// Starts a task that watches the stop token, and finishes its work in hand.
+    /// Starts a task that watches the stop token itself, and finishes its work in hand.
     pub(super) fn spawn_to_its_end(
         &mut self,
         task: impl Future<Output = anyhow::Result<()>> + Send + 'static,
@@ -46,7 +46,7 @@ impl Tasks {
         self.set.spawn(task);
     }
 
-    /// Waits until a task ends, and returns an error: no task should end on its own.
+    /// Waits until a task ends, and returns an error, because none should end on its own.
     pub(super) async fn ended(&mut self) -> anyhow::Result<()> {
         let joined = self.set.join_next().await;
         verdict(joined)

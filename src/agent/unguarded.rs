@@ -1,8 +1,9 @@
 //! [`UnguardedStarts`]: containers that started while no agent answered the container runtime, on exclusive CPUs of other pods
 //! or without the CPUs that their pod requires.
 //!
-//! The runtime starts containers without an agent as well. With enforcement `partition` the kernel keeps them off exclusive CPUs.
-//! With `cpuset` they run on all CPUs until an agent moves them, and nobody would hear of it.
+//! The runtime starts containers without an agent as well. With enforcement `partition`, the kernel
+//! still keeps them off exclusive CPUs. With `cpuset` they run on all CPUs until an agent moves
+//! them, and without this report nobody would hear of it.
 
 use std::collections::{BTreeMap, BTreeSet, HashSet};
 use std::time::{Duration, Instant};
@@ -17,15 +18,15 @@ use crate::pin::{Enforcement, Observed, ObservedPod};
 /// How long `/status` reports containers that ran on exclusive CPUs of others.
 const REPORTED: Duration = Duration::from_secs(600);
 
-/// The unguarded starts since the agent's own start.
 #[derive(Debug, Default)]
 pub(super) struct UnguardedStarts {
-    /// The cgroups of counted containers, with the kind. One container can be of both kinds.
+    /// The cgroups of counted containers, with the kind, because one container can be of both
+    /// kinds.
     counted: BTreeSet<(String, &'static str)>,
     /// Cgroups found on exclusive CPUs of others, with these CPUs. The first turn of an agent moves them before the runtime or the
     /// API has said which of them are containers and which are sandboxes, whose only process sleeps.
     candidates: BTreeMap<String, CpuSet>,
-    /// Containers that ran on exclusive CPUs of others: the time of discovery, and a description.
+    /// Containers that ran on exclusive CPUs of others: when they were found, and a description.
     unguarded: Vec<(Instant, String)>,
 }
 
@@ -39,17 +40,17 @@ pub(super) struct Starts<'a> {
     pub(super) history: &'a History,
     pub(super) enforcement: Enforcement,
     pub(super) metrics: &'a AgentMetrics,
-    /// Cgroups whose record could not be written: an agent was there, and failed.
+    /// Cgroups whose record could not be written: for these, an agent was there and failed.
     pub(super) unrecorded: &'a BTreeSet<String>,
-    /// Whether a cgroup is that of the agent's own container. No agent can answer for the start of its own container, and a
-    /// problem after each upgrade would tell nobody anything.
+    /// Whether a cgroup is that of the agent's own container. No agent can answer for the start of
+    /// its own container, and a problem after each upgrade would tell nobody anything.
     pub(super) is_own: &'a dyn Fn(&str) -> bool,
 }
 
 // === impl UnguardedStarts ===
 
 impl UnguardedStarts {
-    /// Counts a container once for each kind. Returns whether the container is new.
+    /// Counts a container once for each kind. Returns whether it is new.
     fn count(&mut self, path: &str, kind: &'static str, metrics: &AgentMetrics) -> bool {
         let is_new = self.counted.insert((path.to_owned(), kind));
         if is_new {

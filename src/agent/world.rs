@@ -26,26 +26,27 @@ pub struct World {
     pub(super) ledger: Ledger,
     /// CPUs chosen for containers that are being created, until the assignment records of their pods have them.
     pub(super) pending: PendingAssignments,
-    /// The default reserved CPUs, once chosen. The configuration may name others.
+    /// The default reserved CPUs, once chosen. They count only if the configuration names none.
     default_reserved: CpuSet,
     /// Whether the next turn must decide even if no cgroup has changed.
     must_decide: bool,
     /// Drift that the last turn did not repair.
     pub(super) drift: Vec<Drift>,
-    /// CPUs assigned since the last complete turn of all pods. After a turn that ended between its steps: all exclusive CPUs.
-    /// The owners' sets may be unwritten, and other containers may still run on these CPUs.
+    /// CPUs assigned since the last complete turn of all pods; after a turn that ended between its
+    /// steps, all exclusive CPUs. The owners' sets may be unwritten, and other containers may still
+    /// run on these CPUs.
     pub(super) recently_assigned: CpuSet,
     /// Cgroups whose record could not be written. Such a cgroup may still be on the CPUs of an owner.
     pub(super) unrecorded: BTreeSet<String>,
     /// Partitions refused by the kernel since the last timer tick: the error, by cgroup path.
     pub(super) refused: BTreeMap<String, String>,
-    /// The log lines about cgroups. An error that lasts is written once.
+    /// The log lines about cgroups, so that an error that lasts is written once.
     pub(super) log: LogFilter,
     pub(super) release_backoff: ReleaseBackoff,
     /// The CPU sets as last read, on cgroup v1.
     pub(super) seen_sets: SeenSets,
     pub(super) isolation: IsolatedPartitionGate,
-    /// The times of moves of running containers within the last hour.
+    /// When running containers moved within the last hour.
     pub(super) moved: Vec<Instant>,
     /// Whether no turn of all pods has completed so far.
     pub(super) is_first: bool,
@@ -56,7 +57,7 @@ pub struct World {
 // === impl World ===
 
 impl World {
-    /// What an agent knows that has just started: its sources of pods.
+    /// What an agent knows that has just started: only its sources of pods.
     pub fn new(pods: PodStore, metrics: AgentMetrics, heartbeat: Heartbeat) -> Self {
         Self {
             pods,
@@ -94,13 +95,11 @@ impl World {
         self.mirror.observed()
     }
 
-    /// CPUs chosen for containers that are being created, until the assignment records of their pods have them.
     #[doc(hidden)]
     pub fn pending(&self) -> &PendingAssignments {
         &self.pending
     }
 
-    /// The owners of CPUs.
     pub fn ledger(&self) -> &Ledger {
         &self.ledger
     }
@@ -115,7 +114,8 @@ impl World {
         self.pods_mut().take_node(uid);
     }
 
-    /// Takes an update of the container runtime's pods. Pending assignments of containers that the runtime lacks end.
+    /// Takes an update of the container runtime's pods, and ends the pending assignments of
+    /// containers that the runtime lacks.
     pub fn take_runtime(&mut self, update: RuntimeUpdate) {
         let changed = self.pods.take_runtime(update);
         self.must_decide |= !changed.is_empty();
@@ -127,8 +127,8 @@ impl World {
         self.mirror.match_again(&self.pods, &changed);
     }
 
-    /// From now on, matches the containers of manifests with cgroups by number, because no source gives ids. Returns false if it
-    /// did so before.
+    /// From now on, matches the containers of manifests with cgroups by number, because no source
+    /// gives ids. Returns false if it did so already.
     pub(super) fn match_by_count(&mut self) -> bool {
         self.pods_mut().count_containers()
     }
@@ -166,12 +166,13 @@ impl World {
         self.must_decide
     }
 
-    /// Whether something has been read that differs from what was there before, since the last call.
+    /// Whether something that was read differs from what was there before, since the last call.
     pub(super) fn take_changed(&mut self) -> bool {
         self.mirror.take_changed()
     }
 
-    /// Notes the end of a turn of all pods. The turn's own changes need one more decision.
+    /// Notes the end of a turn of all pods. What the turn itself has changed needs one more
+    /// decision.
     pub fn turn_completed(&mut self) {
         self.must_decide = self.mirror.take_changed();
         self.recently_assigned = CpuSet::new();
@@ -183,13 +184,14 @@ impl World {
         self.must_decide
     }
 
-    /// Permits new attempts for refused partitions.
+    /// Lets refused partitions be tried again.
     pub fn forget_refused(&mut self) {
         self.refused.clear();
         self.must_decide = true;
     }
 
-    /// Notes partitions as refused by the kernel, by cgroup path. A test starts with the refusals of an earlier turn.
+    /// Notes partitions as refused by the kernel, by cgroup path, so that a test can start with the
+    /// refusals of an earlier turn.
     #[doc(hidden)]
     pub fn note_refused(&mut self, paths: impl IntoIterator<Item = String>) {
         let refused = paths.into_iter().map(|path| (path, String::new()));
@@ -202,7 +204,7 @@ impl World {
         self.refused.keys().map(String::as_str)
     }
 
-    /// Whether the last turn has given up CPUs. The next turn can assign the CPUs.
+    /// Whether the last turn has given up CPUs, which the next one can assign.
     #[doc(hidden)]
     pub fn has_released(&self) -> bool {
         self.release_backoff.due().is_some()

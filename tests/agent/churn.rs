@@ -15,11 +15,12 @@ pub(crate) mod random;
 
 use random::Random;
 
-/// The number of events, and the number of kills of the agent among the events.
+/// How many events there are, and how many times the agent is killed among them.
 const EVENTS: usize = 200;
 const KILLS: usize = 10;
 
-/// The seed of the events: `PINFOLD_TEST_SEED`, or a new seed that is printed for a repetition.
+/// The seed of the events: `PINFOLD_TEST_SEED`, or a new one that is printed, so that the test can
+/// be repeated.
 pub(crate) fn seed(test: &str) -> u64 {
     let seed = std::env::var("PINFOLD_TEST_SEED").ok().map_or_else(
         || u64::from(std::process::id()) ^ std::time::UNIX_EPOCH.elapsed().unwrap().as_secs() << 20,
@@ -181,8 +182,8 @@ impl<'a> Churn<'a> {
         }
     }
 
-    /// The CPUs in the assignment records, by container. No two records overlap, and no record has reserved CPUs. The records are
-    /// those of a state that lasts for two reads.
+    /// The CPUs in the assignment records, by container. No two records overlap, and none has
+    /// reserved CPUs. The records are those of a state that lasts for two reads.
     pub(crate) fn claims(&self, when: &str) -> BTreeMap<String, CpuSet> {
         let claims = read_until_stable(|| self.recorded());
         self.partitions(when);
@@ -197,7 +198,7 @@ impl<'a> Churn<'a> {
         claims
     }
 
-    /// Reads the records pod by pod. A running agent may change records during the read.
+    /// Reads the records pod by pod, while a running agent may change them.
     fn recorded(&self) -> BTreeMap<String, CpuSet> {
         let mut claims = BTreeMap::new();
         for pod in self.kernel.cgroups.scan(&self.tree.path).unwrap() {
@@ -216,8 +217,8 @@ impl<'a> Churn<'a> {
         claims
     }
 
-    /// The CPUs of live partitions. At any moment no two partitions share a CPU, no partition has a reserved CPU, and no CPU
-    /// is lost.
+    /// The CPUs of live partitions. At any moment no two of them share a CPU, none has a reserved
+    /// CPU, and no CPU is lost.
     fn partitions(&self, when: &str) -> CpuSet {
         let partitions = read_until_stable(|| self.live_partitions());
         let mut all = CpuSet::new();
@@ -237,8 +238,8 @@ impl<'a> Churn<'a> {
         all
     }
 
-    /// Maps the cgroup path of each container with a live partition to the partition's CPUs. The containers are read one after
-    /// the other.
+    /// Maps the cgroup path of each container with a live partition to the partition's CPUs. The
+    /// containers are read one after the other.
     fn live_partitions(&self) -> BTreeMap<String, CpuSet> {
         let pods = self.kernel.cgroups.scan(&self.tree.path).unwrap();
         pods.into_iter()
@@ -286,7 +287,8 @@ impl<'a> Churn<'a> {
             .collect()
     }
 
-    /// The invariants once the agent has caught up, read from the kernel alone; an error where an invariant does not hold.
+    /// The invariants once the agent has caught up, read from the kernel alone; an error where one
+    /// does not hold.
     fn invariants(&self, enforcement: &str) -> Result<(), String> {
         let claims = self.claims("at the end");
         let partition = enforcement == "partition";

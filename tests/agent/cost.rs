@@ -38,10 +38,10 @@ fn switches(agent: &Agent) -> Vec<(String, u64)> {
     switches
 }
 
-/// Waits until the agent's threads have slept for ten looks in sequence.
+/// Waits until ten looks in a row have found the agent's threads asleep.
 ///
-/// A thread that read files for the runtime waits ten seconds for more work and then ends. On a busy machine, the end comes
-/// late.
+/// A thread that read files for the runtime waits ten seconds for more work before it ends, and on
+/// a busy machine that end comes late.
 fn wait_for_sleep(agent: &Agent) {
     std::thread::sleep(Duration::from_secs(10));
     let deadline = Instant::now() + patience();

@@ -1,5 +1,6 @@
-//! Counters of exclusive CPUs, with events that the kernel counts in software. The tests compare the collector of hardware
-//! counters with `/proc`: for a real process on the CPU and for the whole machine.
+//! Counters of exclusive CPUs, with events that the kernel counts in software. The tests compare
+//! the collector of hardware counters with `/proc`, for a real process on the CPU and for the whole
+//! machine.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -72,7 +73,8 @@ fn of_process(pid: u32) -> Counts {
     }
 }
 
-/// Watches a process for a while. On a slow machine, the time goes on until the process has started enough programs.
+/// Watches a process for a while. On a slow machine, this goes on until the process has started
+/// enough programs.
 fn watch(pid: u32, before: Counts) {
     std::thread::sleep(SPELL);
     wait_for_switches(pid, before);
@@ -315,8 +317,8 @@ fn a_missing_cpu_has_no_counters() {
     );
 }
 
-/// For a container in the shared pool, the kernel counts the container's own threads on every CPU. A container beyond the
-/// budget has only the series that says so.
+/// For a container in the shared pool, the kernel counts the container's own threads on every CPU.
+/// One beyond the budget has only the series that says so.
 #[test]
 fn containers_that_share_their_cpus_are_counted_within_a_budget() {
     let Some(kernel) = kernel_tests() else { return };

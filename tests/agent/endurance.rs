@@ -1,4 +1,5 @@
-//! The events of months in minutes: the agent is killed, foreign programs write against the agent, pods come and go.
+//! The events of months in minutes: the agent is killed, foreign programs write against it, pods
+//! come and go.
 //!
 //! `PINFOLD_TEST_KILLS`, `PINFOLD_TEST_HOSTILE_SECONDS` and `PINFOLD_TEST_LIFETIMES` set the amounts.
 
@@ -165,7 +166,8 @@ struct Footprint {
     watches: usize,
 }
 
-/// The footprint of a process at rest: a connection or a file in use exists only for a moment.
+/// The footprint of a process at rest: the least of several looks, because a connection or a file
+/// in use exists only for a moment.
 fn footprint(agent: &Agent) -> Footprint {
     let mut least = Footprint {
         kib: u64::MAX,

@@ -74,7 +74,7 @@ impl RunningTask {
         Self { name, created, log }
     }
 
-    /// Waits until the log has `count` lines with a text, and returns the lines.
+    /// Waits until the log has `count` lines with a text, and returns them.
     fn wait_for_lines(&self, text: &str, count: usize) -> Vec<String> {
         let deadline = Instant::now() + training_time();
         loop {
@@ -100,8 +100,9 @@ impl RunningTask {
         lines.iter().map(checksum).collect()
     }
 
-    /// Asserts that the task runs as the agent predicted: every thread on these CPUs only, the computed variables in the
-    /// program's environment, and the number of threads as expected. Returns what `pinfold explain` reports.
+    /// Asserts that the task runs as the agent predicted: every thread on these CPUs only, the
+    /// computed variables in the program's environment, and the number of threads as expected.
+    /// Returns what `pinfold explain` reports.
     fn assert_as_predicted(&self, agent: &Agent, kernel: &Kernel, cpus: &CpuSet) -> Value {
         let explanation = wait_until_as_expected(agent, &self.name);
         let threads = threads(kernel, explanation["cgroup"].as_str().unwrap());
@@ -129,7 +130,7 @@ impl RunningTask {
     }
 }
 
-/// An agent that may assign the highest CPU only, and a connected runtime.
+/// An agent that may assign only the highest CPU, and a connected runtime.
 fn start_agent(kernel: &Kernel, tree: &Tree<'_>) -> (Agent, Runtime) {
     let mut runtime = Runtime::new();
     let settings = Settings::without_manifests(&tree.path, &kernel.all_but_one());
@@ -173,8 +174,9 @@ fn explain(agent: &Agent, pod: &str) -> Value {
     explanation[0].clone()
 }
 
-/// Waits until the agent has read the environment of a pod's program, and finds the threads as expected. The programs rest
-/// after their training, so the number of threads decides, and not how many of the threads want to run.
+/// Waits until the agent has read the environment of a pod's program, and finds the threads as
+/// expected. The programs rest after their training, so what counts is the number of threads, and
+/// not how many of them want to run.
 fn wait_until_as_expected(agent: &Agent, pod: &str) -> Value {
     let deadline = Instant::now() + patience();
     loop {

@@ -1,5 +1,5 @@
-//! CPUs that go offline and come back, according to fake kernel files. The real CPUs stay online: further programs use the
-//! machine.
+//! CPUs that go offline and come back, according to fake kernel files. The real CPUs stay online,
+//! because other programs use the machine.
 
 use std::fs;
 use std::path::PathBuf;
@@ -48,7 +48,7 @@ impl Machine {
         machine
     }
 
-    /// Replaces a file in one step, so that no reader sees half of the text.
+    /// Replaces a file in one step, so that no reader sees half of it.
     pub(crate) fn write(&self, name: &str, text: &str) {
         let path = self.system.join(name);
         fs::create_dir_all(path.parent().unwrap()).unwrap();

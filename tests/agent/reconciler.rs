@@ -883,8 +883,9 @@ fn no_turn_decides_before_the_pods_are_synced() {
 
 // Property 7: isolated partitions.
 
-/// The time between the end of workqueues on CPUs and the isolation of the partition with the CPUs, at most. `since` is a
-/// moment before the end. The time begins with the last look that found workqueues on the CPUs, and ends a little late.
+/// The time between the end of workqueues on CPUs and the isolation of the partition with these
+/// CPUs, at most: it begins with the last look that found workqueues there, and ends a little late.
+/// `since` is a moment before the workqueues' end.
 fn isolated_after(
     kernel: &Kernel,
     agent: &Agent,
@@ -1095,9 +1096,9 @@ fn a_start_waits_half_a_second_for_each_write_of_systemd_at_most() {
 
 // Property 9: failed turns and lost CPUs.
 
-/// Folders in place of the cgroup hierarchies' top folders, with links to the real cgroups. A second pods' tree in these
-/// folders has a pod whose CPUs are in a file of the test. A file without a CPU set makes every turn fail. No change of the
-/// file triggers a turn.
+/// Folders in place of the cgroup hierarchies' top folders, with links to the real cgroups. A
+/// second pods' tree in these folders has a pod whose CPUs are in a file of the test. If this file
+/// has no CPU set, every turn fails. A change of the file triggers no turn.
 struct FailingTree {
     folder: tempfile::TempDir,
     /// The folder of the pod that can't be read.
@@ -1146,7 +1147,7 @@ impl FailingTree {
         fs::write(self.file("cpus"), text).unwrap();
     }
 
-    /// Changes the pod's folder. The agent then reads the pod again.
+    /// Changes the pod's folder, so that the agent reads the pod again.
     fn touch(&self) {
         fs::write(self.pod.join("touched"), "").unwrap();
     }

@@ -108,7 +108,8 @@ fn a_container_that_was_not_narrowed_blocks_the_new_owner() {
     );
 }
 
-/// Another program writes without pause, so some writes of Pinfold are gone by the time they are read back.
+/// Another program writes without pause, so some of Pinfold's writes are gone by the time they are
+/// read back.
 #[test]
 fn quotas_and_memory_nodes_count_as_written_only_if_they_are() {
     let Some(kernel) = kernel_tests() else { return };
@@ -243,8 +244,8 @@ fn a_second_release_restores_what_the_first_could_not() {
     assert_eq!(out, "nothing is pinned here\n");
 }
 
-/// A pod is resized to half a CPU. The kubelet writes the quota of the pod first, and the container still has the larger one
-/// to restore, which cgroup v1 refuses.
+/// A pod is resized to half a CPU. The kubelet writes the pod's quota first, while the container
+/// still has the larger one to restore, which cgroup v1 refuses.
 #[test]
 fn the_quota_of_a_pod_is_restored_after_a_resize_to_a_fraction() {
     let Some(kernel) = v1_tests() else { return };

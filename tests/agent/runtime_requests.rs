@@ -140,8 +140,8 @@ impl Runtime {
         assert_eq!(answer, Changed::default());
     }
 
-    /// Ends the connection, if any, and takes the plugin in anew. The plugin gets the list of pods and containers. Returns the
-    /// plugin's answer to the list.
+    /// Ends the connection, if any, and takes the plugin in anew. Returns the plugin's answer to
+    /// the list of pods and containers that it gets.
     pub(crate) fn synchronize(
         &mut self,
         agent: &Agent,
@@ -309,7 +309,7 @@ pub(crate) fn event_message_of_class(
     }
 }
 
-/// The message StateChange about a pod, and from event 4 on about the pod's container.
+/// The message StateChange about a pod and, from event 4 on, about its container.
 pub(crate) fn state_change(event: i32, description: &EventMessage) -> Vec<u8> {
     let EventMessage { pod, container } = description.clone();
     let container = container.filter(|_| event > 3);

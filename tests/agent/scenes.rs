@@ -1,4 +1,5 @@
-//! The Node's place in a scene: the program, the real kernel, and a fake API server on a real socket.
+//! The Node's place in a scene: the program, the real kernel, and a fake API server on a real
+//! socket.
 
 use pinfold::host::cgroup::NoteSubject;
 use pinfold::scene::definition;

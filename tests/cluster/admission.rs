@@ -61,7 +61,7 @@ async fn writes_are_refused_as_by_a_real_server() {
     .await;
 }
 
-/// An agent with the token of a different node can't take a slot, and reports the reason.
+/// An agent with the token of another node can't take a slot, and reports why.
 #[tokio::test(start_paused = true)]
 async fn a_token_of_another_node_gets_no_slot() {
     let fake = cluster();

@@ -63,7 +63,7 @@ pub(crate) struct Agent {
     pub(crate) api: Api,
     stop: CancellationToken,
     task: tokio::task::JoinHandle<()>,
-    /// The tasks that send pods to the agent; the tasks end with the agent.
+    /// The tasks that send pods to the agent. They end with it.
     pod_tasks: JoinSet<()>,
 }
 

@@ -1,6 +1,6 @@
-//! A scripted day: install, a case, other cases with each rule for busy nodes, a dead node, an absent API server, an
-//! upgrade, and uninstall. The test checks every label, claim and Event. The shipped roles and admission policies apply
-//! to every write.
+//! A scripted day: install, a case, other cases with each rule for busy nodes, a dead node, an
+//! absent API server, an upgrade, and uninstall. The test checks every label, claim and Event, and
+//! the shipped roles and admission policies apply to every write.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
@@ -44,8 +44,8 @@ impl Day {
         self.fake.put(&plan);
     }
 
-    /// Makes the named pods the only pods of a node. The pods select the node by its scene labels. Waits until the node's
-    /// agent has received the change.
+    /// Makes the named pods the only ones of a node, which they select by its scene labels. Waits
+    /// until the node's agent has received the change.
     async fn run_pods(&self, node: &str, names: &[&str]) {
         let names: Vec<String> = names
             .iter()

@@ -49,7 +49,7 @@ async fn the_pods_come_one_by_one_with_and_without_streaming_lists() {
     }
 }
 
-/// The server sends a bookmark after the pods, or ignores the parameter that asks for the bookmark.
+/// The server sends a bookmark after the pods, or ignores the parameter that asks for one.
 #[tokio::test(start_paused = true)]
 async fn a_server_that_ignores_the_parameter_of_streaming_lists_is_no_failure() {
     let fake = FakeApi::direct();

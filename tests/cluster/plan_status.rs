@@ -187,7 +187,8 @@ async fn a_node_between_two_cases_keeps_both_claims() {
     writer.end().await;
 }
 
-/// Without a reclaimer, the next agent gives up the claims that it does not need, also those on slots of other plans.
+/// Without a reclaimer, the next agent gives up the claims that it does not need, those on slots of
+/// other plans included.
 #[tokio::test(start_paused = true)]
 async fn the_next_agent_gives_up_surplus_claims() {
     let fake = installed();
@@ -339,7 +340,7 @@ async fn at_rest_and_after_a_restart_nothing_is_written() {
     writer.end().await;
 }
 
-/// Each write reaches every agent. A change of a large case therefore needs few writes.
+/// Each write reaches every agent, so a change of a large case must need few writes.
 #[tokio::test(start_paused = true)]
 async fn a_thousand_claims_need_few_writes() {
     let fake = installed();
@@ -419,7 +420,8 @@ async fn a_failed_write_is_repeated_and_other_plans_get_their_status() {
     writer.end().await;
 }
 
-/// The server also answers 409 if other writes to the plan come in between. No later change would cause a second try.
+/// The server also answers 409 if other writes to the plan come in between, and no later change
+/// would then cause a second try.
 #[tokio::test(start_paused = true)]
 async fn a_write_after_a_conflict_is_repeated() {
     let fake = installed();
@@ -503,7 +505,7 @@ async fn two_writers_agree() {
     }
 }
 
-/// Only the reclaimer writes a status, and the reclaimer writes nothing else of a plan.
+/// Only the reclaimer writes a status, and it writes nothing else of a plan.
 #[tokio::test]
 async fn only_the_reclaimer_may_write_the_status() {
     let fake = installed();

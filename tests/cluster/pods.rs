@@ -22,7 +22,7 @@ fn pod(name: &str, node: &str, cpu: &str) -> Value {
     })
 }
 
-/// A pod follower, with all events received from the follower that have changed something.
+/// A pod follower, with all its events that have changed something.
 struct Listener {
     api: Api,
     cache: PodCache,
@@ -238,7 +238,8 @@ async fn three_slow_streaming_lists_switch_to_plain_lists() {
     }
 }
 
-/// A listener that knows the pods `a` and `b`, and the version of the server's cache, which lacks `b`. The watch can't continue.
+/// A listener that knows the pods `a` and `b`, and the version of the server's cache, which lacks
+/// `b`. The watch can't continue.
 async fn beside_a_cache_that_lags() -> (FakeApi, Listener, u64) {
     let fake = FakeApi::direct();
     let mut listener = Listener::plain(&fake);
@@ -329,8 +330,9 @@ async fn a_cache_that_never_catches_up_and_a_restored_etcd_lead_to_the_newest_li
     }
 }
 
-/// Other failures between two answers "too large" show a server in trouble, not one that lacks the version for good. The newest
-/// list of each of thousands of nodes would cost it a scan of all pods.
+/// Other failures between two answers "too large" show a server in trouble, not one that lacks the
+/// version for good. If each of thousands of nodes then asked for the newest list, each would cost
+/// it a scan of all pods.
 #[tokio::test(start_paused = true)]
 async fn only_answers_in_a_row_that_the_version_is_too_large_lead_to_the_newest_list() {
     let (fake, mut listener, before) = beside_a_cache_that_lags().await;
@@ -410,7 +412,7 @@ async fn listen_for_lists(fake: &FakeApi, listener: &mut Listener, number: usize
     }
 }
 
-/// Forces a resync, and waits for the resync.
+/// Forces a resync, and waits for it.
 async fn force_resync(fake: &FakeApi, listener: &mut Listener) {
     let resyncs = listener.api.counters().resyncs();
     // The server compacts the resourceVersion that the follower has.
@@ -653,8 +655,8 @@ async fn watches_that_end_at_once_cause_few_requests() {
     }
 }
 
-/// After the restore of an old backup of etcd, the last resourceVersion lies in the future. The server then accepts each watch
-/// and sends nothing.
+/// After an old backup of etcd is restored, the last resourceVersion lies in the future. The server
+/// then accepts each watch and sends nothing.
 #[tokio::test(start_paused = true)]
 async fn silent_watches_lead_to_a_new_list() {
     let fake = FakeApi::direct();

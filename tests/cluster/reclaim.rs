@@ -780,8 +780,8 @@ async fn objects_changed_before_every_delete_are_reported() {
     );
 }
 
-/// Completed Jobs remain, and each Job's environment lists all hosts of its job. Jobs without servers must not be read in every
-/// round.
+/// Completed Jobs remain, and the environment of each lists all hosts of its job, so Jobs without
+/// servers must not be read in every round.
 #[tokio::test]
 async fn only_jobs_with_servers_are_listed() {
     let cluster = Cluster::new().await;
@@ -1158,7 +1158,8 @@ async fn the_program_survives_kills_and_an_absent_server() {
     );
 }
 
-/// A lasting failure is reported once. A failure after a recovery is reported again. Both output formats behave the same.
+/// A lasting failure is reported once, and again if it returns after a recovery. Both output
+/// formats behave the same.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_repeated_failure_is_reported_again() {
     use nix::sys::signal::Signal;

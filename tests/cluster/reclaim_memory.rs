@@ -59,7 +59,8 @@ fn peak(id: u32) -> u64 {
     number.parse().unwrap()
 }
 
-/// The servers stay, because each job should have one worker more. So every round lists all Jobs while the watch holds them.
+/// The servers stay, because each job should have one worker more, so every round lists all Jobs
+/// while the watch holds them.
 #[tokio::test(flavor = "multi_thread")]
 async fn ten_thousand_finished_jobs_fit_into_the_memory_of_the_deployment() {
     let cluster = Cluster::of(FakeApi::start().await);

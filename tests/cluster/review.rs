@@ -172,7 +172,7 @@ async fn missing_rights_of_the_agent_are_an_error_with_the_reason() {
     );
 }
 
-/// A server without an answer is away. A server that refuses the agent's request is not away.
+/// A server that does not answer is away. One that refuses the agent's request is not.
 #[tokio::test(start_paused = true)]
 async fn a_refused_review_ends_the_access_of_an_allowed_caller() {
     let (fake, _, reviewer) = start();

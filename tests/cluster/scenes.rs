@@ -172,7 +172,7 @@ async fn a_node_keeps_its_slot_and_writes_nothing_at_rest() {
     .await;
 }
 
-/// Ten thousand agents watch the plans. A write of a plan's status therefore must cause no request.
+/// Ten thousand agents watch the plans, so a write of a plan's status must cause no request.
 #[tokio::test(start_paused = true)]
 async fn a_status_of_the_plan_wakes_no_agent() {
     let fake = cluster();

@@ -1,8 +1,10 @@
-//! A simulation of many agents: agents claim slots, some agents die, nodes are replaced, the case changes.
+//! A simulation of many agents: they claim slots, some of them die, nodes are replaced, and the
+//! case changes.
 //!
-//! The agents run the real task against the fake API server. Each request takes [`LATENCY`], and the paused clock advances only
-//! while all tasks wait. Times therefore reflect the protocol (pauses, backoff, resyncs) and not the machine. Agents overlap as
-//! with a server without overload.
+//! The agents run the real task against the fake API server. Each request takes [`LATENCY`], and
+//! the paused clock advances only while all tasks wait, so the times are those of the protocol
+//! (pauses, backoff, resyncs) and not of the machine. Agents overlap as with a server without
+//! overload.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
@@ -36,7 +38,7 @@ pub(crate) struct SimulationPart {
     pub(crate) writes: u64,
     /// The largest number of writes of a node.
     pub(crate) most_writes: u64,
-    /// The number of claims refused because another node held the slot.
+    /// The number of claims that were refused because another node held the slot.
     pub(crate) refused: usize,
     /// The number of objects that the server read from etcd.
     pub(crate) from_etcd: usize,

@@ -1,5 +1,6 @@
-//! CPU isolation on a tree of files with the kernel's paths. A regular file keeps the rest of its old text after a shorter
-//! write, unlike the kernel's files. The CPU sets here therefore have texts of equal length.
+//! CPU isolation on a tree of files with the kernel's paths. Unlike the kernel's files, a regular
+//! one keeps the rest of its old text after a shorter write, so the CPU sets here have texts of
+//! equal length.
 
 use std::collections::BTreeMap;
 use std::fs;

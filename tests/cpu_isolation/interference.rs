@@ -1,4 +1,5 @@
-//! Measured interference, compared with the CPU time of spinning processes according to the cgroups of these processes.
+//! Measured interference, compared with the CPU time of spinning processes according to their
+//! cgroups.
 
 use std::collections::BTreeMap;
 use std::path::Path;

@@ -16,7 +16,7 @@ use crate::tools::{debian, documents};
 
 const UID: &str = "5d0f8a51-6d3e-4a44-9d0b-0a1f5f7a9c11";
 
-/// The time limit for actions that should happen at once. Only a failure uses the time.
+/// The time limit for actions that should happen at once. Only a failure takes so long.
 const PATIENCE: Duration = Duration::from_secs(60);
 
 fn eventually(what: &str, mut condition: impl FnMut() -> bool) {
@@ -126,7 +126,7 @@ fn manifests() -> tempfile::TempDir {
     folder
 }
 
-/// The pod's container. The process has a different user and a network namespace, as in a cluster.
+/// The pod's container. Its process has a different user and a network namespace, as in a cluster.
 fn container(kernel: &Kernel, tree: &Tree<'_>) -> (String, ChildProcess) {
     let path = tree.container(&tree.pod("", UID), "c0ffee");
     let user = [
@@ -210,8 +210,8 @@ fn results_with(kernel: &Kernel, capabilities: &[&str]) -> (bool, bool, bool) {
     (pinned, network, accounting)
 }
 
-/// Whether a process has a socket of generic netlink (protocol 16). The agent keeps the socket only after an answer
-/// from the kernel's accounting.
+/// Whether a process has a socket of generic netlink (protocol 16). The agent keeps its socket only
+/// after an answer from the kernel's accounting.
 fn uses_accounting(pid: u32) -> bool {
     let sockets = std::fs::read_to_string("/proc/net/netlink").unwrap();
     sockets.lines().any(|line| {

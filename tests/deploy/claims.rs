@@ -1,6 +1,6 @@
-//! The policies restrict an agent to its own Node, to the agent's labels and taints, to claims of the Node, and to
-//! Events of the Node. The tests evaluate the policies with constructed requests and with recorded requests of a real
-//! API server. The recorded server's own policy must give the recorded answers.
+//! The policies restrict an agent to its own Node, to the agent's labels and taints, and to claims
+//! and Events of the Node. The tests evaluate the policies with constructed requests and with
+//! recorded ones of a real API server, whose own policy must give the recorded answers.
 
 use std::fs;
 
@@ -351,7 +351,7 @@ fn events_of_a_node_with_a_long_name_are_allowed() {
     denied(&evaluate(&name[..127]), "reportingInstance");
 }
 
-/// A second installation would take the rights away from the first installation's agents.
+/// A second installation would take the rights away from the agents of the first.
 #[test]
 fn a_second_installation_is_refused() {
     let policy = policy("installation-policy");
@@ -556,7 +556,8 @@ fn an_agent_may_create_and_delete_claims_only_for_its_own_node() {
     );
 }
 
-/// A stolen token could otherwise take the Lease of a controller's leader, or fill the namespace with Leases of any name.
+/// Otherwise a stolen token could take the Lease of a controller's leader, or fill the namespace
+/// with Leases of any name.
 #[test]
 fn the_name_of_a_claim_is_the_name_of_a_slot() {
     let policy = policy("claim-policy");

@@ -5,8 +5,8 @@ use std::process::Command;
 
 use crate::tools::{debian, here, succeed};
 
-/// The lines of a Dockerfile from the first stage of the images on, without comments. The line that copies a binary has
-/// only the folders of the image.
+/// The lines of a Dockerfile from the first stage of the images on, without comments. Of the line
+/// that copies a binary, only the folders of the image are kept.
 fn image_stages(path: &str) -> Vec<String> {
     let text = fs::read_to_string(here(path)).unwrap();
     let (_, stages) = text.split_once("\nFROM scratch AS base\n").unwrap();

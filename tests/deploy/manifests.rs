@@ -1,4 +1,5 @@
-//! The manifests: the API knows every field, kubectl accepts the objects, and the rights equal the documented rights.
+//! The manifests: the API knows every field, kubectl accepts the objects, and the rights are those
+//! that are documented.
 
 use std::ffi::OsStr;
 use std::path::Path;
@@ -20,7 +21,7 @@ use crate::kubectl::{apply_again, dry_run};
 use crate::strict::strictly;
 use crate::tools::{documents, find, here, kustomize, program, succeed};
 
-/// The faults of an object, checked with the Rust type of the object's kind.
+/// The faults of an object, checked with the Rust type of its kind.
 pub(crate) fn faults(object: &Value) -> Vec<String> {
     let version = object["apiVersion"].as_str().unwrap_or_default();
     match (version, object["kind"].as_str().unwrap_or_default()) {
@@ -207,7 +208,7 @@ fn overlays_change_only_the_daemonset() {
     }
 }
 
-/// Returns an object after `kubectl patch`.
+/// An object after `kubectl patch`.
 pub(crate) fn patched<A: AsRef<OsStr>>(kubectl: &Path, object: &Value, patch: [A; 2]) -> Value {
     let file = tempfile::NamedTempFile::new().unwrap();
     std::fs::write(file.path(), object.to_string()).unwrap();

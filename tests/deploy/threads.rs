@@ -1,4 +1,5 @@
-//! The admission policy for thread counts computes the same variables as the agent computes from a limit, for each pod.
+//! The admission policy for thread counts computes the same variables as the agent does from a
+//! limit, for each pod.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -276,7 +277,8 @@ fn the_policy_sizes_multi_process_launchers_only_with_an_annotation() {
     );
 }
 
-/// The evaluation equals a real server's: the recorded policy and pods give the recorded answers.
+/// The evaluation equals a real server's, because the recorded policy and pods give the recorded
+/// answers.
 #[test]
 fn recorded_pods_get_the_recorded_variables() {
     let policy = Policy::new(&documents("tests/data/policies/map-tf-threads.yaml")[0]);

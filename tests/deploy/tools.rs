@@ -7,7 +7,7 @@ use serde_json::Value;
 
 pub(crate) use crate::yaml::{documents, here, parse};
 
-/// Returns the document with the kind and name.
+/// The document with the kind and name.
 pub(crate) fn find<'a>(documents: &'a [Value], kind: &str, name: &str) -> &'a Value {
     let document = documents
         .iter()
@@ -47,7 +47,7 @@ fn present(path: PathBuf, installation: &str) -> Option<PathBuf> {
     None
 }
 
-/// Runs a command that must succeed, and returns the output.
+/// Runs a command that must succeed, and returns what it has printed.
 pub(crate) fn succeed(command: &mut Command) -> String {
     let output = output(command);
     assert!(

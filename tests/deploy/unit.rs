@@ -1,5 +1,5 @@
-//! The unit: systemd reads the file without warnings and scores the exposure. The example configuration is valid for
-//! the agent.
+//! The unit: systemd reads it without warnings and scores its exposure. The example configuration
+//! is valid for the agent.
 
 use std::process::Command;
 

@@ -1,4 +1,4 @@
-//! Each value of the chart reaches an object. The chart refuses values that can't work.
+//! Each value of the chart reaches an object, and the chart refuses values that can't work.
 
 use std::path::Path;
 
@@ -12,7 +12,7 @@ use crate::tools::{find, here, output, program};
 const DIGEST: &str = "sha256:0123456789abcdef0123456789abcdef0123456789abcdef0123456789abcdef";
 const POD: &str = "/spec/template/spec";
 
-/// Values, and the field of an object that shows the values.
+/// Values, and the field of an object that shows them.
 struct Case {
     values: Vec<String>,
     kind: &'static str,
@@ -465,7 +465,8 @@ fn every_value_reaches_an_object() {
     assert!(untested.is_empty(), "values without a case: {untested:?}");
 }
 
-/// Every object has the label of the release. The selectors lack the label, because a selector can't change.
+/// Every object has the label of the release, but the selectors lack it, because a selector can't
+/// change.
 #[test]
 fn every_object_names_its_release() {
     let Some(helm) = program("helm") else { return };

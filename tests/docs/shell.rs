@@ -1,4 +1,4 @@
-//! The command lines of a shell script, as far as the examples of the documentation need a shell.
+//! The command lines of a shell script, as far as the examples of the documentation need one.
 
 /// Words before a command that are not the command.
 const PREFIXES: [&str; 10] = [

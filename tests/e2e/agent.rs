@@ -1,5 +1,5 @@
-//! [`AgentStatus`] and the other answers of a node's agent, read through port-forwards. The API server's proxy would get only the
-//! short form of `/status`.
+//! [`AgentStatus`] and the other answers of a node's agent, read through port-forwards, because the
+//! API server's proxy would get only the short form of `/status`.
 
 use std::time::Duration;
 

@@ -32,7 +32,8 @@ pub(crate) struct Cluster {
     pub(crate) settings: Settings,
     /// The names of the test nodes.
     pub(crate) nodes: Vec<String>,
-    /// A random text in the names of this run's objects. The names differ from the names of other runs.
+    /// A random text in the names of this run's objects, so that they differ from those of other
+    /// runs.
     pub(crate) run: String,
 }
 
@@ -110,7 +111,6 @@ impl Cluster {
         objects(&self.client, version, kind, namespace)
     }
 
-    /// Creates or changes an object by server-side apply.
     pub(crate) async fn apply(&self, object: &Value) -> Result<Value> {
         self.apply_as(MANAGER, object).await
     }
@@ -172,7 +172,7 @@ impl Cluster {
         }
     }
 
-    /// Deletes an object, and waits for the end of the object. A missing object is no error.
+    /// Deletes an object, and waits until it is gone. A missing one is no error.
     pub(crate) async fn delete(
         &self,
         version: &str,
@@ -191,7 +191,8 @@ impl Cluster {
         .await
     }
 
-    /// Waits until a check succeeds. `state` names the awaited state. The failure has the error of the last check.
+    /// Waits until a check succeeds. `state` names what is awaited, and a failure has the error of
+    /// the last check.
     pub(crate) async fn wait<T>(
         &self,
         state: &str,
@@ -262,7 +263,7 @@ impl Cluster {
     }
 }
 
-/// Objects of a kind, as a client sees the objects.
+/// Objects of a kind, as a client sees them.
 pub(crate) fn objects(
     client: &Client,
     version: &str,

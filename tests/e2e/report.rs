@@ -15,13 +15,11 @@ pub(crate) enum Verdict {
 /// A row of the table.
 #[derive(Debug)]
 pub(crate) struct Row {
-    /// The case's name.
     pub(crate) case: &'static str,
     /// The node; `None` for a case about the whole cluster.
     pub(crate) node: Option<String>,
     /// The verdict, or the failure as a sentence.
     pub(crate) result: Result<Verdict, String>,
-    /// The duration.
     pub(crate) took: Duration,
 }
 

@@ -38,7 +38,7 @@ pub(crate) fn plan(site: &Site<'_>, case: Option<&str>, on_busy: &str) -> Value 
     plan
 }
 
-/// Applies a plan, and the label by which the plan selects the node.
+/// Applies a plan, and the label by which it selects the node.
 pub(crate) async fn apply(site: &Site<'_>, plan: &Value) -> Result<()> {
     site.has_plan.set(true);
     let labels = json!({NODE_LABEL: site.namespace});
@@ -66,7 +66,7 @@ pub(crate) async fn labels(site: &Site<'_>) -> Result<Option<[String; 3]>> {
         .then_some(values))
 }
 
-/// Fails unless the Node has the labels of slot 0 of the case. `None`: the Node must have no label of a scene.
+/// Fails unless the Node has the labels of slot 0 of the case or, with `None`, no label of a scene.
 pub(crate) async fn has_labels(site: &Site<'_>, case: Option<&str>) -> Result<()> {
     let wanted = case.map(|case| [SCENE, case, "0"].map(str::to_owned));
     let found = labels(site).await?;
@@ -77,7 +77,7 @@ pub(crate) async fn has_labels(site: &Site<'_>, case: Option<&str>) -> Result<()
     Ok(())
 }
 
-/// Waits until the Node has the labels of slot 0 of the case. `None`: until the Node has no label of a scene.
+/// Waits until the Node has the labels of slot 0 of the case or, with `None`, no label of a scene.
 pub(crate) async fn labelled(site: &Site<'_>, case: Option<&str>) -> Result<()> {
     let what = format!(
         "the labels of Node {} for case {}",
@@ -120,7 +120,7 @@ pub(crate) async fn claims(site: &Site<'_>) -> Result<Vec<Value>> {
         .await
 }
 
-/// The reason why a case about scenes can't run on the node.
+/// Why a case about scenes can't run on the node.
 pub(crate) async fn lacks(site: &Site<'_>) -> Result<Option<String>> {
     let status = site
         .cluster

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
 
-/// The variable that names the kubeconfig. Without the variable, every case is skipped.
+/// The variable that names the kubeconfig. Without it, every case is skipped.
 pub(crate) const KUBECONFIG: &str = "PINFOLD_E2E_KUBECONFIG";
 
 /// The settings of a run.
@@ -13,7 +13,7 @@ pub(crate) const KUBECONFIG: &str = "PINFOLD_E2E_KUBECONFIG";
 pub(crate) struct Settings {
     /// The kubeconfig of an administrator.
     pub(crate) kubeconfig: PathBuf,
-    /// The names of the test nodes; empty if a label selects the nodes.
+    /// The names of the test nodes; empty if a label selects them.
     pub(crate) nodes: Vec<String>,
     /// The label selector of the test nodes.
     pub(crate) node_label: Option<String>,

@@ -15,8 +15,8 @@ use crate::agent::{self, AgentStatus};
 use crate::cluster::{Cluster, name_of, text};
 use crate::report::Verdict;
 
-/// The program of a test container. The output has the CPUs at the first instruction, then the environment, and then the CPUs
-/// of each later second.
+/// The program of a test container. It prints the CPUs at the first instruction, then the
+/// environment, and then the CPUs of each later second.
 const SCRIPT: &str = "c() { sed -n 's/^Cpus_allowed_list:[[:space:]]*/cpus /p' /proc/self/status; }
 c; env | sed 's/^/env /'; while :; do c; sleep 1; done";
 
@@ -46,7 +46,7 @@ impl<'a> Site<'a> {
         }
     }
 
-    /// Makes the namespace. The namespace is ready when pods may use its default service account.
+    /// Makes the namespace, and waits until pods may use its default service account.
     pub(crate) async fn open(&self) -> Result<()> {
         let labels = json!({
             "pinfold-e2e": self.cluster.run, "pod-security.kubernetes.io/enforce": "privileged",
@@ -80,7 +80,7 @@ impl<'a> Site<'a> {
         Ok(())
     }
 
-    /// The pods and Events of the namespace, for a failed case.
+    /// The pods and Events of the namespace, to explain why a case failed.
     pub(crate) async fn describe(&self) -> Result<String> {
         let mut lines = Vec::new();
         for pod in self.list("v1", "Pod").await? {
@@ -119,7 +119,7 @@ impl<'a> Site<'a> {
         agent::status(self.cluster, self.node).await
     }
 
-    /// The reason to skip a case that needs this many free CPUs.
+    /// Why a case that needs this many free CPUs is skipped, if it is.
     pub(crate) async fn lacks(&self, cpus: usize) -> Result<Option<Verdict>> {
         let status = self
             .cluster
@@ -139,7 +139,7 @@ impl<'a> Site<'a> {
         }))
     }
 
-    /// The reason to skip a case that needs NRI.
+    /// Why a case that needs NRI is skipped, if it is.
     pub(crate) async fn lacks_runtime(&self) -> Result<Option<Verdict>> {
         let status = self.status().await?;
         Ok((!status.runtime_asks()).then(|| {
@@ -151,7 +151,7 @@ impl<'a> Site<'a> {
 
     // --- pods ---
 
-    /// The manifest of a container. The container's program prints the CPUs and the environment.
+    /// The manifest of a container whose program prints the CPUs and the environment.
     pub(crate) fn container(&self, name: &str, cpus: &str) -> Value {
         let amounts = json!({"cpu": cpus, "memory": "32Mi"});
         json!({
@@ -212,14 +212,14 @@ impl<'a> Site<'a> {
         waited.await
     }
 
-    /// Deletes a pod, and waits until the pod is gone.
+    /// Deletes a pod, and waits until it is gone.
     pub(crate) async fn end(&self, name: &str) -> Result<()> {
         self.cluster
             .delete("v1", "Pod", Some(&self.namespace), name)
             .await
     }
 
-    /// The report of a container since its start. After a crash, the report is about the last instance.
+    /// The report of a container since its start. After a crash, it is about the last instance.
     pub(crate) async fn reading(&self, pod: &str, container: &str) -> Result<Reading> {
         Reading::parse(&self.log(pod, container).await?)
     }
@@ -251,7 +251,7 @@ impl<'a> Site<'a> {
         log.with_context(|| format!("container {container} of pod {pod} has no log"))
     }
 
-    /// Waits until the container runs on this number of exclusive CPUs, and returns the CPUs.
+    /// Waits until the container runs on this number of exclusive CPUs, and returns them.
     ///
     /// The agent's assignment, the kernel's effective CPUs and the CPUs that the container sees are the same.
     pub(crate) async fn pinned(&self, pod: &str, container: &str, count: usize) -> Result<CpuSet> {
@@ -305,7 +305,7 @@ impl<'a> Site<'a> {
         waited.await
     }
 
-    /// Waits for an Event about an object, and returns the Event's note.
+    /// Waits for an Event about an object, and returns its note.
     pub(crate) async fn event(&self, about: &str, reason: &str) -> Result<String> {
         let what = format!("the Event {reason} on {about}");
         let waited = self.cluster.wait(&what, async || {

@@ -1,7 +1,7 @@
 //! Field managers: the field sets in `metadata.managedFields`, and server-side apply.
 //!
-//! The rules follow structured-merge-diff as far as the built-in kinds need. Lists with keys are merged by key. Atomic lists and
-//! a few atomic maps are replaced as a whole.
+//! The rules follow structured-merge-diff as far as the built-in kinds need. Lists with keys are
+//! merged by key, while atomic lists and a few atomic maps are replaced as a whole.
 
 use std::collections::BTreeSet;
 

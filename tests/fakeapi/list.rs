@@ -138,7 +138,7 @@ fn newest(store: &Store, wanted: &ListParameters) -> u64 {
     cached.unwrap_or(store.revision)
 }
 
-/// A page with only the metadata of each object, as a client requests by the header `Accept`.
+/// A page with only the metadata of each object, as a client asks for it in the header `Accept`.
 pub(crate) fn metadata_of(page: &str) -> String {
     let mut page: Value = serde_json::from_str(page).expect("a page of the fake");
     page["kind"] = json!("PartialObjectMetadataList");
@@ -154,8 +154,9 @@ pub(crate) fn partial(object: &Value) -> Value {
     json!({"kind": "PartialObjectMetadata", "apiVersion": "meta.k8s.io/v1", "metadata": object["metadata"]})
 }
 
-/// A page read in storage order, and the number of remaining objects. `None` unless the list covers exactly one namespace or a
-/// cluster-scoped kind. The general path visits all objects for each page, too slowly for the claims of ten thousand nodes.
+/// A page read in storage order, and the number of remaining objects. `None` unless the list covers
+/// exactly one namespace or a cluster-scoped kind. The general path visits all objects for each
+/// page, which is too slow for the claims of ten thousand nodes.
 fn quickly(
     store: &Store,
     kind: &ObjectKind,

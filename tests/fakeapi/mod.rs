@@ -1,9 +1,11 @@
 //! A faithful fake of the Kubernetes API server, for tests.
 //!
-//! The fake keeps objects in memory under one resourceVersion counter. Its answers equal the recordings of a 1.36 API server in
-//! `tests/data/apiserver`; `cluster/replay.rs` compares them. The fake covers paged lists, watches with bookmarks, streaming
-//! lists, objects reduced to their metadata, server-side apply with field managers and conflicts, garbage collection, the server's error texts, and faults on
-//! demand. Tests connect over TCP, or without a socket to pause the clock ([`FakeApi::direct`]).
+//! The fake keeps objects in memory under one resourceVersion counter. Its answers equal the
+//! recordings of a 1.36 API server in `tests/data/apiserver`; `cluster/replay.rs` compares them. It
+//! covers paged lists, watches with bookmarks, streaming lists, objects reduced to their metadata,
+//! server-side apply with field managers and conflicts, garbage collection, the server's error
+//! texts, and faults on demand. Tests connect over TCP, or without a socket to pause the clock
+//! ([`FakeApi::direct`]).
 //!
 //! Roles and validating admission policies come from manifests ([`FakeApi::install`]).
 //!
@@ -81,8 +83,8 @@ pub(crate) struct Logged {
 #[derive(Debug)]
 pub(crate) struct SharedState {
     pub(crate) store: Mutex<Store>,
-    /// The latest resourceVersion of each watched kind. A channel per kind lets ten thousand watchers of plans sleep while Leases
-    /// change.
+    /// The latest resourceVersion of each watched kind. There is a channel for each kind, so that
+    /// ten thousand watchers of plans sleep while Leases change.
     changed: Mutex<BTreeMap<String, channel::Sender<u64>>>,
     pub(crate) bookmarks: channel::Sender<u64>,
     tokens: Mutex<BTreeMap<String, User>>,
@@ -140,7 +142,7 @@ impl SharedState {
     }
 }
 
-/// The server. Dropping the value stops the server.
+/// The server, which the drop stops.
 #[derive(Debug)]
 pub(crate) struct FakeApi {
     pub(crate) shared: Arc<SharedState>,
@@ -201,7 +203,7 @@ impl FakeApi {
         }
     }
 
-    /// A client with the given token. The client uses TCP if the server has a port.
+    /// A client with the given token. It uses TCP if the server has a port.
     pub(crate) fn client(&self, token: &str) -> kube::Client {
         match self.address {
             Some(address) => {
@@ -379,7 +381,7 @@ impl FakeApi {
             .insert(pod.to_owned(), budget.to_owned());
     }
 
-    /// Stores a running pod of an agent. Port-forwards to the pod's port reach `address`.
+    /// Stores a running pod of an agent. Port-forwards to its port reach `address`.
     pub(crate) fn put_agent(&self, name: &str, node: &str, address: SocketAddr) -> Value {
         let port = 9471;
         let key = (name.to_owned(), port);
@@ -404,7 +406,7 @@ impl FakeApi {
         }))
     }
 
-    /// Removes the address behind an agent's pod. The pod then refuses connections.
+    /// Removes the address behind an agent's pod, which then refuses connections.
     pub(crate) fn stop_forward(&self, name: &str) {
         let mut forwards = self.shared.forwards.lock().unwrap();
         forwards.retain(|(pod, _), _| pod != name);
@@ -456,8 +458,8 @@ impl FakeApi {
         self.shared.settings.lock().unwrap().bookmark_every = every;
     }
 
-    /// Sets whether the server accepts `sendInitialEvents`. Servers before 1.34 and many aggregated API servers refuse the
-    /// parameter.
+    /// Sets whether the server accepts `sendInitialEvents`. Servers before 1.34 and many aggregated
+    /// API servers refuse it.
     pub(crate) fn set_streaming_lists(&self, on: bool) {
         self.shared.settings.lock().unwrap().streaming_lists = on;
     }
@@ -590,7 +592,7 @@ impl FakeApi {
         self.shared.faults.lock().unwrap().clear();
     }
 
-    /// Ends every connection and refuses new connections.
+    /// Ends every connection and refuses new ones.
     pub(crate) fn go_away(&self) {
         self.shared.away.store(true, Ordering::SeqCst);
         self.cut();

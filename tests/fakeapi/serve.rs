@@ -209,9 +209,10 @@ pub(crate) async fn handle(shared: &Arc<SharedState>, ask: ApiRequest) -> Option
     Some(if half { reply.half() } else { reply })
 }
 
-/// The number of objects that a server before 1.31 reads from etcd for an answer, and decodes. The watch cache serves some lists:
-/// see [`list::ListParameters::is_cached`]. All other lists read the whole namespace or cluster, whatever the selectors. Only a
-/// limit ends the read, after as many objects that match. A list by `metadata.name` reads one object.
+/// The number of objects that a server before 1.31 reads from etcd for an answer, and decodes. The
+/// watch cache serves some lists: see [`list::ListParameters::is_cached`]. All others read the
+/// whole namespace or cluster, whatever the selectors. Only a limit ends the read, after as many
+/// objects that match. A list by `metadata.name` reads one object.
 fn reads(
     shared: &SharedState,
     target: Option<&RequestTarget>,
@@ -613,7 +614,8 @@ fn write(
     }
 }
 
-/// Schedules a round of the controllers after a write. Further writes before the round need no second round.
+/// Schedules a round of the controllers after a write. Further writes before this round need no
+/// other.
 pub(crate) fn collect_later(shared: &Arc<SharedState>) {
     if shared.controllers_due.swap(true, Ordering::SeqCst) {
         return;

@@ -43,9 +43,9 @@ pub(crate) struct Store {
     pub(crate) revision: u64,
     /// The oldest version still kept. Older versions are compacted.
     pub(crate) compacted: u64,
-    /// Uids for the next created objects. With an empty queue, uids are generated.
+    /// Uids for the next created objects. If the queue is empty, they are generated.
     pub(crate) uids: VecDeque<String>,
-    /// Suffixes for the next generated names. With an empty queue, suffixes are generated.
+    /// Suffixes for the next generated names. If the queue is empty, they are generated.
     pub(crate) suffixes: VecDeque<String>,
     pub(crate) fixed_time: Option<String>,
     /// The number of seconds by which the server's clock is ahead.
@@ -138,7 +138,7 @@ impl Store {
             .cloned()
     }
 
-    /// Stores an object, or deletes the object if `new` is `None`, under a new resourceVersion.
+    /// Stores an object under a new resourceVersion, or deletes it if `new` is `None`.
     pub(crate) fn write(
         &mut self,
         kind: &ObjectKind,
@@ -280,8 +280,8 @@ impl Store {
         objects
     }
 
-    /// The matching objects of one namespace at a version not yet compacted, ordered by name, starting at name `first`. At most
-    /// `limit` objects are returned.
+    /// At most `limit` of the matching objects of one namespace at a version not yet compacted,
+    /// ordered by name, from the name `first` on.
     pub(crate) fn from(
         &self,
         kind: &ObjectKind,
@@ -502,7 +502,7 @@ impl Store {
         Ok(self.write(kind, namespace, &name, Some(object)))
     }
 
-    /// Stores a changed object. An unchanged object is not written and keeps its resourceVersion.
+    /// Stores a changed object. One that is unchanged is not written and keeps its resourceVersion.
     pub(crate) fn replace(
         &mut self,
         kind: &ObjectKind,

@@ -36,7 +36,7 @@ fn line(what: &str, object: &Value) -> Bytes {
     Bytes::from(json!({"type": what, "object": object}).to_string() + "\n")
 }
 
-/// A line with an object, or with only the metadata of the object.
+/// A line with an object, or with only its metadata.
 fn object_line(what: &str, object: &Value, metadata_only: bool) -> Bytes {
     if metadata_only {
         return line(what, &partial(object));
@@ -80,7 +80,7 @@ fn event(change: &Change, selector: &Selector, metadata_only: bool) -> Option<By
     }
 }
 
-/// Sends the events of a watch until the watch ends.
+/// Sends the events of a watch until it ends.
 pub(crate) async fn serve(
     shared: Arc<SharedState>,
     wanted: WatchParameters,

@@ -13,8 +13,8 @@ use serde_json::Value;
 
 use crate::yaml::here;
 
-/// A free port below the ports that the kernel gives to other sockets, so that no other socket takes the port before the
-/// program does.
+/// A free port below the ports that the kernel gives to other sockets, so that none of them takes
+/// it before the program does.
 pub(crate) fn port() -> SocketAddr {
     static NEXT: AtomicU32 = AtomicU32::new(0);
     loop {
@@ -49,7 +49,7 @@ fn reachable(child: &mut Child, address: SocketAddr) {
     }
 }
 
-/// Ends a process by a signal, and returns the process's last output.
+/// Ends a process by a signal, and returns its last output.
 fn end(child: &mut Child, signal: Signal) -> String {
     kill(Pid::from_raw(i32::try_from(child.id()).unwrap()), signal).unwrap();
     let mut says = String::new();
@@ -63,7 +63,7 @@ fn end(child: &mut Child, signal: Signal) -> String {
     says
 }
 
-/// A running demo. Dropping interrupts the demo, which then cleans up.
+/// A running demo. The drop interrupts it, and it then cleans up.
 pub(crate) struct Demo {
     child: Child,
     pub(crate) address: SocketAddr,
@@ -112,7 +112,7 @@ impl Drop for Demo {
     }
 }
 
-/// A Prometheus that scrapes every second. Dropping ends the process.
+/// A Prometheus that scrapes every second. The drop ends it.
 pub(crate) struct Prometheus {
     child: Child,
     pub(crate) address: SocketAddr,

@@ -62,7 +62,7 @@ impl Shape {
     }
 }
 
-/// The agent's knowledge of a pod, and the kubelet's actions for the pod.
+/// What the agent knows of a pod, and what the kubelet does for it.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, Default)]
 pub(crate) struct PodState {
     /// Whether a source describes the pod.
@@ -103,7 +103,7 @@ pub(crate) struct Setup {
     pub(crate) cpus: u32,
     pub(crate) threads: u32,
     pub(crate) shapes: Vec<Shape>,
-    /// The change of a plan before the plan is carried out; a mutant of the planner changes the steps.
+    /// A change of a plan before it is carried out. A mutant of the planner changes the steps.
     pub(crate) mutate: fn(Vec<Step>) -> Vec<Step>,
     /// A mistake of the node that turns work on.
     pub(crate) flaw: Option<Flaw>,
@@ -112,7 +112,8 @@ pub(crate) struct Setup {
     machines: RefCell<BTreeMap<Cpus, Rc<(Topology, Placer)>>>,
 }
 
-/// The steps of a plan, with the pods, the observed state, the ledger and the decisions that led to the steps.
+/// The steps of a plan, with the pods, the observed state, the ledger and the decisions that led to
+/// them.
 pub(crate) struct Planned {
     pub(crate) steps: Vec<Step>,
     pub(crate) pods: PodList,
@@ -535,8 +536,8 @@ impl World {
         }
     }
 
-    /// Whether a foreign program has confined another pod to CPUs that the pod should get, or holds a wanted CPU as
-    /// exclusive. The kernel then refuses the CPUs.
+    /// Whether a foreign program has confined another pod to CPUs that this pod should get, or
+    /// holds a wanted CPU as exclusive. The kernel then refuses them.
     pub(crate) fn is_walled(&self, pod: usize, wanted: Cpus) -> bool {
         let others = (0..self.pods.len())
             .map(pod_node)
@@ -550,8 +551,9 @@ impl World {
                 }))
     }
 
-    /// Whether a foreign program has confined a pod without exclusive CPUs to a part of the shared CPUs, or to further CPUs.
-    /// The enforcement writes nothing to the pod, and writes to the pod's containers have no effect.
+    /// Whether a foreign program has confined a pod without exclusive CPUs to a part of the shared
+    /// CPUs, or to others. The enforcement writes nothing to the pod, and writes to its containers
+    /// have no effect.
     pub(crate) fn is_confined(&self, shared: Cpus) -> bool {
         let pods = (0..self.pods.len()).filter_map(|pod| self.kernel.get(pod_node(pod)));
         let mut free = pods.filter(|pod| pod.mark.is_none());

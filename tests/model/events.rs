@@ -17,7 +17,7 @@ pub(crate) enum Event {
     Appear(usize, usize),
     /// The pod's status names a container's cgroup.
     Name(usize, usize),
-    /// A container ends together with its cgroup.
+    /// A container ends, and its cgroup with it.
     End(usize, usize),
     /// A pod disappears with all cgroups.
     Remove(usize),
@@ -35,7 +35,8 @@ pub(crate) enum Event {
     Clear(usize),
     /// An administrator limits the pods' tree to some CPUs, or lifts the limit.
     Limit(Cpus),
-    /// A foreign program makes a cgroup beside the tree with the last CPU as exclusive, or removes the cgroup.
+    /// A foreign program makes a cgroup beside the tree with the last CPU as exclusive, or removes
+    /// it.
     Stranger,
     /// A CPU goes offline.
     Offline(u32),

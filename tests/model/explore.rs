@@ -1,4 +1,5 @@
-//! Every history up to a size, in order of length: the first violation has a shortest history.
+//! Every history up to a size, in the order of length, so that the first violation has a shortest
+//! history.
 
 use std::collections::HashSet;
 use std::collections::hash_map::DefaultHasher;
@@ -58,7 +59,7 @@ struct Point {
     left: Bounds,
 }
 
-/// Explores from some worlds on, each reached by a few moves.
+/// Explores from several worlds, each reached by a few moves.
 ///
 /// A search goes on after a violation, but not from it on, and ends with the shortest history for each rule.
 pub(crate) fn explore(

@@ -3,9 +3,10 @@
 //! Cgroups are numbered. The tree of pods contains pods, and each pod contains up to three containers, each in one of two
 //! incarnations. A foreign cgroup lies beside the tree. CPU sets are bits, which keeps a state small.
 //!
-//! Differences between kernels were observed on Linux 6.12.107, 6.12.117 and 7.2.13; `facts.rs` compares the model with the
-//! observations. Where some kernel refuses a write that another kernel accepts, the model accepts the write and shows the
-//! worse outcome. Example: here the last CPU of a partition can go offline, which Linux 6.12 refuses with EBUSY.
+//! Differences between kernels were observed on Linux 6.12.107, 6.12.117 and 7.2.13; `facts.rs`
+//! compares the model with the observations. Where some kernel refuses a write that another
+//! accepts, the model accepts it and shows the worse outcome. For example, the last CPU of a
+//! partition can go offline here, which Linux 6.12 refuses with EBUSY.
 
 use std::fmt;
 use std::sync::{Arc, LazyLock};
@@ -323,7 +324,7 @@ impl Kernel {
         self.nodes[node] = None;
     }
 
-    /// The CPUs that a cgroup may hold as exclusive, according to the cgroup's files and the files above.
+    /// The CPUs that a cgroup may hold as exclusive, according to its own files and those above.
     fn allowed(&self, node: usize) -> Cpus {
         let above = parent(node).map_or(Cpus::MAX, |parent| self.allowed(parent));
         self.get(node).map_or(0, |node| node.exclusive & above)
@@ -373,7 +374,8 @@ impl Kernel {
         }
     }
 
-    /// Takes a partition's CPUs away. The present allowance of the cgroup decides which cgroup gets the CPUs.
+    /// Takes a partition's CPUs away. What the cgroup may have at present decides which cgroup gets
+    /// them.
     fn give_back(&mut self, node: usize) {
         let back = self.allowed(node);
         let forgets = self.kind == KernelKind::Early612;
@@ -454,7 +456,7 @@ impl Kernel {
         Ok(())
     }
 
-    /// A foreign write to `cpuset.cpus`. The note of an earlier set then counts no longer.
+    /// A foreign write to `cpuset.cpus`. The note of an earlier set then no longer counts.
     pub(crate) fn write_foreign(&mut self, node: usize, cpus: Cpus) {
         if self.get(node).is_some_and(|node| node.cpus != cpus)
             && self.write_cpus(node, cpus).is_ok()
@@ -565,8 +567,8 @@ impl Kernel {
         Ok(())
     }
 
-    /// Whether a CPU can go offline here. On v1, the tasks of a cgroup without any CPU left move to its parent, which the model
-    /// lacks.
+    /// Whether a CPU can go offline here. On v1, the tasks of a cgroup that has no CPU left move to
+    /// its parent, which the model lacks.
     pub(crate) fn can_go_offline(&self, cpu: u32) -> bool {
         let bit: Cpus = 1 << cpu;
         let keeps = |node: &Node| self.kind != KernelKind::V1 || node.cpus != bit;

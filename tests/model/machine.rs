@@ -192,8 +192,9 @@ impl Setup {
         Ok(())
     }
 
-    /// After the last event at most two reconciles change the kernel, and then the kernel agrees with the ledger. A
-    /// reconcile that begins while a foreign setting blocks an assignment is not counted: its steps may remove the block.
+    /// After the last event at most two reconciles change the kernel, and then it agrees with the
+    /// ledger. A reconcile that begins while a foreign setting blocks an assignment is not counted,
+    /// because its steps may remove the block.
     pub(crate) fn check_settled(&self, world: &World) -> Result<(), Broken> {
         self.check_settled_with(world, &|world| self.store(world))
     }
@@ -404,8 +405,8 @@ pub(crate) fn moment(world: &World) -> Result<(), Broken> {
     Ok(())
 }
 
-/// Whether the kernel cannot reach the state that a step wants: some CPUs are lost, or a foreign program has confined
-/// another pod to the CPUs.
+/// Whether the kernel cannot reach the state that a step wants, because some CPUs are lost or a
+/// foreign program has confined another pod to them.
 pub(crate) fn excused(world: &World, step: &Step, outcome: &Outcome) -> bool {
     let wanted = match step {
         Step::Exclusive { cpus, .. } | Step::Cpus { cpus, .. } => bits(cpus),
@@ -436,15 +437,16 @@ pub(crate) fn list(steps: &[Step]) -> String {
     lines.collect::<Vec<String>>().join("\n")
 }
 
-/// Owners whose CPUs are effective while a plan is carried out. The CPUs must stay effective.
+/// Owners whose CPUs are effective while a plan is carried out, and must stay so.
 pub(crate) struct Watch {
     partition: bool,
-    /// Cgroup, and the CPUs that the cgroup keeps.
+    /// A cgroup, and the CPUs that it keeps.
     owners: Vec<(usize, Cpus)>,
-    /// Containers that nobody has named, with their pod. Two of them may run on the same CPUs of the pod: the agent does not
-    /// know which of them is an owner, and leaves both where they are.
+    /// Containers that nobody has named, with their pod. Two of them may run on the same CPUs of
+    /// the pod, because the agent does not know which is an owner, and leaves both where they are.
     unnamed: BTreeMap<usize, usize>,
-    /// Cgroups, as bits, whose program has not begun. A pod turn may ignore the cgroups: their start moves them off.
+    /// Cgroups, as bits, whose program has not begun. A pod turn may ignore them, because their
+    /// start moves them off.
     pub(crate) waiting: u32,
 }
 

@@ -1,4 +1,5 @@
-//! Mistakes that a planner could make. The search finds each mistake, so the search would have found a mistake of ours.
+//! Mistakes that a planner could make. The search finds each of them, so it would have found a
+//! mistake of ours.
 
 use pinfold::host::cgroup::PartitionKind as Made;
 use pinfold::pin::{Reason, Step};

@@ -1,5 +1,5 @@
-//! The node under the agent's real turn of the reconciler. The node reads and writes a world, and checks each step against the
-//! rules.
+//! The node under the agent's real turn of the reconciler. It reads and writes a world, and checks
+//! each step against the rules.
 
 use std::cell::RefCell;
 use std::collections::BTreeMap;
@@ -82,7 +82,7 @@ struct Run<'a> {
     world: &'a mut World,
     planned: Option<&'a Planned>,
     orders: Orders,
-    /// Whether the steps must equal the steps of `planned`.
+    /// Whether the steps must equal those of `planned`.
     compares: bool,
     /// The number of steps that the turn has planned.
     steps: usize,

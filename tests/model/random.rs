@@ -256,8 +256,9 @@ proptest! {
     }
 }
 
-/// A foreign program confined pod 2 to a CPU of pod 1, so the kernel refuses pod 1's CPUs. The first reconcile frees a CPU.
-/// The second gives the CPU to pod 2 and so ends the block. The third gives pod 1 its CPUs.
+/// A foreign program confined pod 2 to a CPU of pod 1, so the kernel refuses pod 1's CPUs. The
+/// first reconcile frees a CPU, the second gives it to pod 2 and so ends the block, and the third
+/// gives pod 1 its CPUs.
 #[test]
 fn a_block_that_a_reconcile_ends() {
     use Choice::{Happen, Kill, Live, Reconcile};
@@ -311,8 +312,9 @@ fn offline_cpus_are_not_written_to_be_taken_away() {
     run(KernelKind::Early612, ALL, |steps| steps, &choices).unwrap();
 }
 
-/// A foreign program cleared the top cgroup's exclusive CPUs below a live partition and wrote all CPUs to the pod. Ending the
-/// partition before the exclusive CPUs are back would lose the partition's CPUs until the next boot.
+/// A foreign program cleared the top cgroup's exclusive CPUs below a live partition and wrote all
+/// CPUs to the pod. If the partition ended before the exclusive CPUs are back, its CPUs would be
+/// lost until the next boot.
 #[test]
 fn exclusive_cpus_return_before_a_partition_ends() {
     use Choice::{Happen, Live, Reconcile};
@@ -349,7 +351,7 @@ fn a_foreign_set_of_a_pod_leaves_its_containers_apart() {
     run(KernelKind::V2, ALL, |steps| steps, &choices).unwrap();
 }
 
-/// A planner that trims cgroups above partitions before the cgroups below is detected by a short history.
+/// If a planner trims cgroups above partitions before those below, a short history shows it.
 #[test]
 fn a_mutant_is_detected_and_shrunk() {
     let histories = prop::collection::vec(choice(), 1..60);

@@ -1,8 +1,8 @@
 //! The steps of thirty histories, compared with recorded steps: six histories on five models of the kernel.
 //!
-//! The files in `tests/data/steps` name the effect of each step on the kernel. The files contain no names from the code, so
-//! renames in the code leave the files unchanged. `PINFOLD_RECORD=1` writes the files anew; a reviewer then reads the
-//! difference.
+//! The files in `tests/data/steps` name the effect of each step on the kernel. They contain no
+//! names from the code, so renames leave them unchanged. `PINFOLD_RECORD=1` writes them anew, and a
+//! reviewer then reads the difference.
 
 use std::fmt::Write as _;
 

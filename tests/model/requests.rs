@@ -908,7 +908,8 @@ impl<'a> Agent<'a> {
         Ok(())
     }
 
-    /// After a start the container's CPUs are effective, and no other started container runs on the CPUs.
+    /// After a start the container's CPUs are effective, and no other started container runs on
+    /// them.
     fn started(&mut self, pod: usize, at: usize, result: &TurnResult) -> Result<(), Broken> {
         let decision = result.decision(&pod.to_string(), &name(at));
         let inherits =
@@ -1034,7 +1035,7 @@ pub(crate) fn runs(pod: usize, container: usize) -> [Act; 3] {
     ]
 }
 
-/// A broken rule, and the history that broke the rule.
+/// A broken rule, and the history that broke it.
 pub(crate) fn told(rule: &str, acts: &[Act], world: &World) -> Broken {
     let acts: Vec<String> = acts.iter().map(|act| format!("  {act}")).collect();
     let after = super::machine::describe(world);

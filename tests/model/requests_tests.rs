@@ -1,5 +1,5 @@
-//! Histories of an agent that lives on and of a runtime that waits for answers: all short histories, and some histories in
-//! which the agent is killed or a node turn yields at every point.
+//! Histories of an agent that lives on and of a runtime that waits for answers: all short ones, and
+//! some in which the agent is killed or a node turn yields at every point.
 
 use super::agent::{ModelEnforcement, Setup, Shape, World};
 use super::events::{Event, Menu};
@@ -346,8 +346,9 @@ fn mutant_that_does_not_read_written_owners_again() {
     }
 }
 
-/// Two shared containers get the CPUs of an owner that has gone. The turn yields between the two containers, and a creation
-/// gets the CPUs. Returns the rule that breaks if the turn yields at the point `at`; `None` without the point.
+/// Two shared containers get the CPUs of an owner that has gone. The turn yields between the two,
+/// and a creation gets the CPUs. Returns the rule that breaks if the turn yields at the point `at`;
+/// `None` if there is no such point.
 fn yields_while_shared_containers_widen(setup: &Setup, at: usize) -> Option<Result<(), String>> {
     let start = and(begin([Run(0)]), runs(0, 0));
     let shared = [1, 2].map(|pod| and(vec![Run(pod)], runs(pod, 0)));
@@ -391,8 +392,9 @@ fn mutant_that_does_not_note_its_writes_to_shared_containers() {
     }
 }
 
-/// With only its init container left in all descriptions, a pod loses its CPUs. The container gets a set of its own before
-/// the pod's cgroup gets all CPUs. Otherwise the container would reach the CPUs of another pod's owner.
+/// With only its init container left in all descriptions, a pod loses its CPUs. The container gets
+/// a set of its own before the pod's cgroup gets all CPUs, because it would otherwise reach the
+/// CPUs of another pod's owner.
 #[test]
 fn a_pod_that_loses_its_cpus_keeps_off_those_of_others() {
     let setup = Setup::new(KernelKind::V2, 8, 2, &[Shape::One(1), Shape::Init(2)]);
@@ -425,9 +427,9 @@ fn setups_with_partitions() -> [Setup; 3] {
     kinds.map(|kind| Setup::new(kind, 8, 2, &shapes))
 }
 
-/// A foreign program confines a pod to a CPU, in some of the histories to another owner's CPU. The pod then loses its
-/// assignment. The plan restores the pod's CPUs before it clears the pod's exclusive CPUs. The kernel would refuse the
-/// opposite order.
+/// A foreign program confines a pod to a CPU, in some of the histories to another owner's. The pod
+/// then loses its assignment. The plan restores the pod's CPUs before it clears its exclusive CPUs,
+/// because the kernel would refuse the opposite order.
 #[test]
 fn a_pod_confined_to_anothers_cpu_gives_its_cpus_up() {
     for setup in setups_with_partitions() {
@@ -447,8 +449,9 @@ fn a_pod_confined_to_anothers_cpu_gives_its_cpus_up() {
     }
 }
 
-/// Enforcement changes from `partition` to `cpuset`, and one pod has neither a manifest nor a container. The agent is killed
-/// after 0 to 7 steps. The pod's exclusive CPUs return before the pod's record goes.
+/// Enforcement changes from `partition` to `cpuset`, and one pod has neither a manifest nor a
+/// container. The agent is killed after 0 to 7 steps. The pod's exclusive CPUs return before its
+/// record goes.
 #[test]
 fn a_pod_without_a_record_has_no_exclusive_cpus_after_partitions_end() {
     for setup in setups_with_partitions() {

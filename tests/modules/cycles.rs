@@ -1,8 +1,8 @@
 //! Import cycles between the files of one module.
 //!
-//! A file imports a second file if a `use` declaration or a path in its code names an item of the second file. A `pub use`
-//! declaration counts if the file itself uses the name. `mod` declarations do not count, and neither do tests. A re-exported
-//! name belongs to the file that defines the item.
+//! A file imports another if a `use` declaration or a path in its code names an item of that file.
+//! A `pub use` declaration counts if the file itself uses the name. `mod` declarations do not
+//! count, and neither do tests. A re-exported name belongs to the file that defines the item.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
@@ -73,7 +73,8 @@ impl<'ast> Visit<'ast> for Collector {
         visit::visit_path(self, path);
     }
 
-    /// The arguments of a macro are no syntax tree. Each name in them may be the name of an import.
+    /// The arguments of a macro are no syntax tree, so each name in them may be the name of an
+    /// import.
     fn visit_macro(&mut self, call: &'ast syn::Macro) {
         let text = call.tokens.to_string();
         let words = text.split(|letter: char| !letter.is_alphanumeric() && letter != '_');
@@ -223,7 +224,7 @@ fn parse(text: &str) -> File {
     }
 }
 
-/// Files that import each other, directly or through further files. Empty without a cycle.
+/// Files that import each other, directly or through others. Empty without a cycle.
 fn cycle(imports: &BTreeMap<ModulePath, BTreeSet<ModulePath>>) -> Vec<String> {
     let mut left = imports.clone();
     loop {

@@ -101,7 +101,7 @@ fn connect(listener: &TcpListener, inside: &Netns) -> (TcpStream, TcpStream) {
     (client, listener.accept().unwrap().0)
 }
 
-/// Sends until the receiver's buffer is full: for a while, no byte finds room.
+/// Sends until the receiver's buffer is full, so that for a while no byte finds room.
 fn fill(client: &mut TcpStream) {
     client.set_nonblocking(true).unwrap();
     let mut attempts = 0;

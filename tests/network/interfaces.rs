@@ -50,8 +50,8 @@ fn exported(agent: &Agent, pod: &str) -> [Option<f64>; 8] {
     FAMILIES.map(|family| metric(&text, family, &labels))
 }
 
-/// The exported counters, which must equal `ip -s`. The kernel itself may send packets (neighbours, IPv6) during the
-/// comparison: then the comparison is repeated.
+/// The exported counters, which must equal `ip -s`. The kernel itself may send packets (neighbours,
+/// IPv6) during the comparison, which is then repeated.
 fn counters_equal_to_ip(agent: &Agent, pod: &str, network: &Netns) -> [f64; 8] {
     for _ in 0..10 {
         let before = ip_counters(network);

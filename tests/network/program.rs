@@ -6,7 +6,7 @@ use std::process::Command;
 
 use crate::gate::meant_for_this_machine;
 
-/// The compiler of Debian 12. A different version produces different instructions from the same source.
+/// The compiler of Debian 12. Another version makes other instructions of the same source.
 const CLANG: &str = "/usr/bin/clang-14";
 
 /// `PINFOLD_RECORD=1` writes the instructions anew.

@@ -1,5 +1,5 @@
-//! Sent and retransmitted TCP segments by pod, for pods that share a network. BPF programs count; the reference is the
-//! network's own counters and `ss -i`.
+//! Sent and retransmitted TCP segments by pod, for pods that share a network. BPF programs count
+//! them, and the network's own counters and `ss -i` are the reference.
 
 use std::collections::HashSet;
 use std::fs;
@@ -24,10 +24,10 @@ use crate::traffic::{tcp_counts, while_quiet};
 /// The time limit for kernel actions that follow several timers.
 const PATIENCE: Duration = Duration::from_secs(30);
 
-/// Bytes that one pod sends to a second pod while packets are lost.
+/// How many bytes one pod sends to another while packets are lost.
 const SENT: usize = 4_000_000;
 
-/// Runs `make` in a cgroup, so that new sockets belong to the cgroup as if a process in the cgroup had made them.
+/// Runs `make` in a cgroup, so that new sockets belong to it as if a process in it had made them.
 fn within<T>(cgroup: &str, make: impl FnOnce() -> T) -> T {
     let cgroups = fs::read_to_string("/proc/self/cgroup").unwrap();
     let own_cgroup = cgroups

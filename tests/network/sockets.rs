@@ -127,7 +127,7 @@ fn datagrams_are_counted_to_the_byte() {
     assert_eq!(attached(&tree.path), [0, 0]);
 }
 
-/// A foreign program, attached exclusively: the cgroup accepts no second program until the drop.
+/// A foreign program, attached exclusively, so that the cgroup accepts no other until the drop.
 struct Exclusive {
     cgroup: File,
     program: OwnedFd,

@@ -33,7 +33,7 @@ pub(crate) fn run(kernel: &Kernel, cgroup: &str, network: Option<&Netns>, script
     assert!(status.success(), "{status}: {script}");
 }
 
-/// Starts a script in a cgroup. The script ends with the launcher, or at the drop of the process.
+/// Starts a script in a cgroup. It ends with the launcher, or at the drop of the process.
 pub(crate) fn start(
     launcher: &Launcher,
     kernel: &Kernel,
@@ -124,8 +124,8 @@ fn in_network<T: Send>(network: Option<&Netns>, work: impl FnOnce() -> T + Send)
     }
 }
 
-/// A reading between two equal readings of the network, and the network's reading. A late acknowledgement or
-/// retransmission repeats the readings.
+/// A reading between two equal readings of the network, and the network's reading. If an
+/// acknowledgement or a retransmission comes late, all are read again.
 pub(crate) fn while_quiet<N: PartialEq, T>(
     network: impl Fn() -> N,
     mut read: impl FnMut() -> T,

@@ -1,4 +1,4 @@
-//! A plugin that records the events of the runtime, and a running instance of the plugin.
+//! A plugin that records the events of the runtime, and a running instance of it.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};
@@ -288,7 +288,7 @@ impl Serving {
         .await;
     }
 
-    /// Stops the plugin and waits for the end of the task.
+    /// Stops the plugin and waits until its task has ended.
     pub(crate) async fn end(self) {
         self.stop.cancel();
         soon("the end", self.task).await.unwrap();

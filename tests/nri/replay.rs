@@ -60,7 +60,8 @@ fn is_closed(disconnect: &Disconnect) -> bool {
     )
 }
 
-/// Every answer equals the answer of the protocol's official library byte for byte. The event logs are equal too.
+/// Every answer equals the answer of the protocol's official library byte for byte, and the event
+/// logs are equal, too.
 #[tokio::test]
 async fn recorded_calls_get_the_recorded_answers() {
     for version in VERSIONS {
@@ -219,7 +220,8 @@ async fn cut_off_around_every_message() {
     }
 }
 
-/// The decoders get every byte alone, without a socket. Each recorded message is complete at its last byte.
+/// The decoders get every byte on its own, without a socket. Each recorded message is complete at
+/// its last byte.
 #[test]
 fn complete_messages_are_decoded_at_every_byte() {
     use pinfold::nri::framing::{Demux, MessageDecoder};

@@ -1,4 +1,5 @@
-//! Containers come and go at random. Each placement is compared with the best possible placement, found by another method.
+//! Containers come and go at random. Each placement is compared with the best possible one, found
+//! by another method.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};

@@ -1,4 +1,4 @@
-//! `pinfold place`, as people and programs use the command.
+//! `pinfold place`, as people and programs use it.
 
 use std::fs;
 use std::path::Path;

@@ -59,7 +59,7 @@ pub(crate) enum Requests {
     },
 }
 
-/// A request in the state at which the kubelet serves the request.
+/// A request in the state at which the kubelet serves it.
 pub(crate) struct Request {
     pub(crate) free: CpuSet,
     /// The CPUs that the kubelet takes first, because the hint names them and they do not suffice.
@@ -98,10 +98,10 @@ impl Case {
 
     /// Serves all requests with one chooser and returns each with its answer.
     ///
-    /// A hint confines the kubelet to the CPUs of the hinted NUMA nodes (of their sockets under `align-by-socket`) while the
-    /// hinted CPUs suffice. Otherwise the kubelet takes all hinted CPUs first and the rest from anywhere. The chooser gets
-    /// the same choice: the confined free set where the set suffices, else all CPUs, and the CPUs that the kubelet takes
-    /// first.
+    /// A hint confines the kubelet to the CPUs of the hinted NUMA nodes (of their sockets under
+    /// `align-by-socket`) while these suffice. Otherwise the kubelet takes all of them first and
+    /// the rest from anywhere. The chooser gets the same choice: the confined free set where it
+    /// suffices, else all CPUs, and the CPUs that the kubelet takes first.
     pub(crate) fn serve(
         &self,
         topology: &Topology,

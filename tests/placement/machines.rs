@@ -26,8 +26,9 @@ pub(crate) fn machine(mut cpus: Vec<Cpu>) -> Topology {
     }
 }
 
-/// A machine of equal cores, counted through sockets. The second threads of all cores follow the first threads, as Linux
-/// counts on most servers. The last three numbers are the numbers of neighbouring cores that make one group; 0 is unknown.
+/// A machine of equal cores, counted through sockets. The second threads of all cores follow the
+/// first ones, as Linux counts on most servers. The last three numbers say how many neighbouring
+/// cores make one group; 0 is unknown.
 pub(crate) fn even(
     cores: u32,
     threads: u32,

@@ -31,7 +31,8 @@ fn numbers(cost: Cost) -> [usize; 4] {
     [cost.split_cores, cost.numa, cost.sockets, cost.llcs]
 }
 
-/// The kind of group over which the request is split, with the numbers now and the numbers that the request needs.
+/// The kind of group over which the request is split, with how many it has now and how many it
+/// needs.
 fn split(placer: &Placer, scene: &Scene) -> Option<(usize, [usize; 4], [usize; 4])> {
     let now = placer.place_as(&scene.free, &scene.request).ok()?.cost;
     let all = scene
@@ -146,7 +147,7 @@ fn check(placer: &Placer, scene: &Scene, Repacking { moves, placement }: &Repack
     );
 }
 
-/// Owners of 1 to 3 CPUs, each at a random or at the best place, and the free CPUs beside the owners.
+/// Owners of 1 to 3 CPUs, each at a random or at the best place, and the CPUs that they leave free.
 fn random_scene(random: &mut Random, topology: &Topology, placer: &Placer) -> Scene {
     let mut free = topology.online.clone();
     let mut owners = Vec::new();

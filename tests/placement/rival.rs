@@ -9,7 +9,7 @@ use std::collections::BTreeSet;
 
 use pinfold::cpu::{Cpu, CpuSet, Topology};
 
-/// A request while the algorithm serves the request step by step.
+/// A request while the algorithm serves it step by step.
 struct Taking<'a> {
     topology: &'a Topology,
     free: CpuSet,

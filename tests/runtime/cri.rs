@@ -1,6 +1,7 @@
 //! A client of the Container Runtime Interface, like the kubelet's: gRPC over a Unix socket.
 //!
-//! Each call opens a new connection, so a killed and restarted runtime needs no reconnect logic.
+//! Each call opens a new connection, so nothing has to reconnect when a runtime is killed and
+//! restarted.
 
 use std::fmt;
 use std::path::{Path, PathBuf};
@@ -27,7 +28,7 @@ pub(crate) struct Cri {
     socket: PathBuf,
 }
 
-/// The reason why a call failed, from the runtime or from the connection.
+/// Why a call failed, in the words of the runtime or of the connection.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Refused(pub(crate) String);
 

@@ -1,4 +1,4 @@
-//! A containerd for one test. The files, sockets and logs are in a temporary folder.
+//! A containerd for one test, with its files, sockets and logs in a temporary folder.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -23,7 +23,7 @@ use crate::messages::{
     VersionRequest,
 };
 
-/// The Debian releases with the tested runtimes. `PINFOLD_TEST_RUNTIMES` overrides the list.
+/// The Debian releases with the tested runtimes. `PINFOLD_TEST_RUNTIMES` names others.
 pub(crate) fn suites() -> Vec<String> {
     let releases =
         std::env::var("PINFOLD_TEST_RUNTIMES").unwrap_or_else(|_| "trixie,sid".to_owned());
@@ -39,7 +39,7 @@ fn tools() -> PathBuf {
         .map_or_else(|| "/var/cache/pinfold-tools".into(), PathBuf::from)
 }
 
-/// A running containerd. Drop ends the daemon and all of the daemon's containers.
+/// A running containerd. The drop ends it with all of its containers.
 pub(crate) struct Runtime {
     /// The Debian release that provides the daemon.
     pub(crate) suite: String,
@@ -124,7 +124,7 @@ impl Runtime {
         self.path("nri.sock")
     }
 
-    /// The folder for the containers' reports. Containers mount the folder as `/report`.
+    /// The folder for the containers' reports, which containers mount as `/report`.
     pub(crate) fn reports(&self) -> PathBuf {
         self.path("reports")
     }
@@ -134,8 +134,8 @@ impl Runtime {
         fs::read_to_string(self.path("log")).unwrap_or_default()
     }
 
-    /// The configuration file. Versions 1 and 2 have different keys. With `restrict_oom_score_adj`, containerd never
-    /// lowers the OOM score below its own score: root in a container may not.
+    /// The configuration file. Versions 1 and 2 have different keys. With `restrict_oom_score_adj`,
+    /// containerd never lowers the OOM score below its own, which root in a container may not do.
     fn configuration(&self) -> String {
         let here = self.folder.path().display();
         let time_limit = self.time_limit.as_secs();
@@ -186,7 +186,7 @@ plugin_request_timeout = '{time_limit}s'
         )
     }
 
-    /// Starts the daemon and waits until the daemon accepts pods.
+    /// Starts the daemon and waits until it accepts pods.
     pub(crate) fn launch(&self) {
         let log = fs::OpenOptions::new()
             .append(true)
@@ -249,7 +249,7 @@ plugin_request_timeout = '{time_limit}s'
         }
     }
 
-    /// Stops the daemon with SIGTERM and starts the daemon again. Containers keep running.
+    /// Stops the daemon with SIGTERM and starts it again. Containers keep running.
     pub(crate) fn restart(&self) {
         self.terminate();
         self.launch();
@@ -312,7 +312,7 @@ plugin_request_timeout = '{time_limit}s'
         }
     }
 
-    /// Records a pod's cgroup, so that drop can end all processes in the cgroup.
+    /// Notes a pod's cgroup, so that the drop can end all processes in it.
     pub(crate) fn record_cgroup(&self, cgroup: &str) {
         self.cgroups.lock().unwrap().insert(cgroup.to_owned());
     }

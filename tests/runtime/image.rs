@@ -1,4 +1,4 @@
-//! The image of every test container, written as an OCI layout. The probe is the only program.
+//! The image of every test container, written as an OCI layout. The probe is its only program.
 
 use std::fs;
 use std::path::Path;
@@ -43,7 +43,7 @@ impl Archive {
         self.add(path, tar::EntryType::Directory, 0o755, &[]);
     }
 
-    /// Adds a blob and returns the blob's descriptor.
+    /// Adds a blob and returns its descriptor.
     fn blob(&mut self, kind: &str, bytes: &[u8]) -> Value {
         let digest = digest(bytes);
         self.file(&format!("blobs/sha256/{digest}"), bytes);

@@ -9,7 +9,7 @@ use nix::mount::{MntFlags, umount2};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 
-/// The folder of the shims' sockets. Every containerd uses the same folder.
+/// The folder of the shims' sockets, which every containerd shares.
 const SHIM_SOCKETS: &str = "/run/containerd/s";
 
 /// Mount points below a folder, the innermost last.
@@ -74,8 +74,9 @@ fn collect_below(folder: &Path, descendants: &mut Vec<PathBuf>) {
     }
 }
 
-/// Removes a pod's cgroup in the hierarchies that Pinfold does not use. A runtime makes a cgroup in each hierarchy, and
-/// the kubelet removes all of them with the pod. Empty parent folders go too, up to the test's folder.
+/// Removes a pod's cgroup in the hierarchies that Pinfold does not use, because a runtime makes one
+/// in each, and the kubelet removes all of them with the pod. Empty parent folders go too, up to
+/// the test's folder.
 pub(crate) fn remove_elsewhere(path: &str) {
     for root in hierarchies() {
         let mut folder = root.join(path);

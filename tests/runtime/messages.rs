@@ -1,12 +1,12 @@
 //! The messages of the Container Runtime Interface (`runtime.v1`) that the tests send and read, and the calls.
 //!
-//! The structs have only the fields that the tests use. Prost skips unknown fields.
+//! The structs have only the fields that the tests use, because Prost skips unknown ones.
 
 use std::collections::BTreeMap;
 
 use prost::Message;
 
-/// A request, the request's method and the type of the answer.
+/// A request, its method and the type of the answer.
 pub(crate) trait Call: Message + std::fmt::Debug {
     type Answer: Message + Default;
     /// Service and method, as in the path of the HTTP request.

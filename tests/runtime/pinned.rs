@@ -45,7 +45,7 @@ fn explained(agent: &Agent, pod: &str) -> String {
     String::from_utf8(output.stdout).unwrap()
 }
 
-/// Runs a scenario with each runtime and an agent that is connected to the runtime.
+/// Runs a scenario with each runtime and an agent that is connected to it.
 fn with_each(scenario: impl Fn(Stage<'_>, &Agent)) {
     let Some(kernel) = kernel_tests() else { return };
     for suite in suites() {

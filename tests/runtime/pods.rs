@@ -297,7 +297,7 @@ impl<'a> Pod<'a> {
         }
     }
 
-    /// Creates a container without starting the container. `attempt` distinguishes containers of one name.
+    /// Creates a container without starting it. `attempt` distinguishes containers of one name.
     pub(crate) fn create(
         &self,
         spec: &ContainerSpec,
@@ -376,8 +376,8 @@ impl<'a> Pod<'a> {
         })
     }
 
-    /// Raises the pod cgroup's limit to `milli` thousandths of a CPU. The kubelet begins a resize to a higher limit in
-    /// the same way.
+    /// Raises the pod cgroup's limit to `milli` thousandths of a CPU, as the kubelet does when it
+    /// begins a resize to a higher limit.
     pub(crate) fn raise_limit(&self, milli: u64) {
         self.kernel
             .cgroups
@@ -395,7 +395,7 @@ impl<'a> Pod<'a> {
             .unwrap();
     }
 
-    /// Ends the sandbox and ignores failures. The runtime's drop removes leftovers.
+    /// Ends the sandbox and ignores failures, because the runtime's drop removes what is left.
     pub(crate) fn remove_if_possible(self) {
         // The runtime may fail on half-created containers.
         let _ = self.runtime.cri.try_call(&StopPodSandbox {
@@ -484,7 +484,7 @@ impl Container<'_> {
         self.report.exists()
     }
 
-    /// Kills the container without a grace period and removes the container.
+    /// Kills the container without a grace period and removes it.
     pub(crate) fn remove(&self) {
         self.try_remove()
             .unwrap_or_else(|refused| panic!("{} can't be removed: {refused}", self.id));

@@ -1,6 +1,8 @@
-//! The program in the test containers. The first action is a report about the process's CPUs and environment.
+//! The program in the test containers. The first thing that it does is to report its CPUs and its
+//! environment.
 //!
-//! `tests/runtime/prepare` builds the file as a static program; the tests include the file for [`Report`].
+//! `tests/runtime/prepare` builds this file as a static program, and the tests include it for
+//! [`Report`].
 //!
 //! - `probe report FILE`: writes a report to a file, then waits forever.
 //! - `probe once FILE`: writes a report and ends, as an init container does.
@@ -120,7 +122,6 @@ fn write(path: &str, text: &str) -> std::io::Result<()> {
     fs::rename(temporary, path)
 }
 
-/// The entry point.
 pub(crate) fn main() {
     let report = Report::now();
     let args: Vec<String> = std::env::args().skip(1).collect();

@@ -1,5 +1,5 @@
-//! Scenarios that must hold for each source of placements: the scripted plugin or the agent. Each scenario calls a
-//! runtime as the kubelet does and reads the containers' reports.
+//! Scenarios that must hold wherever the placements come from, the scripted plugin or the agent.
+//! Each calls a runtime as the kubelet does, and reads the containers' reports.
 
 use std::time::Instant;
 
@@ -12,7 +12,6 @@ use crate::messages::{ListContainers, State};
 use crate::pods::{Container, ContainerSpec, Pod, PodSpec};
 use crate::probe::Report;
 
-/// The kernel, cgroup tree and runtime of a scenario.
 #[derive(Clone, Copy)]
 pub(crate) struct Stage<'a> {
     pub(crate) kernel: &'a Kernel,
@@ -20,7 +19,8 @@ pub(crate) struct Stage<'a> {
     pub(crate) runtime: &'a Runtime,
 }
 
-/// Returns the CPUs on which a container with the given name must run. Called after the container's start.
+/// The CPUs on which a container with the given name must run. This is called after the container's
+/// start.
 pub(crate) type ExpectedCpus<'a> = &'a dyn Fn(&str) -> CpuSet;
 
 /// The CPUs of a report.
@@ -129,7 +129,8 @@ pub(crate) fn resized(
     pod.remove();
 }
 
-/// A creation that is refused with the given message leaves no container. The next creation succeeds.
+/// A creation that is refused with the given message leaves no container, and the next one
+/// succeeds.
 pub(crate) fn refused_once(
     stage: Stage<'_>,
     spec: &PodSpec,

@@ -1,4 +1,5 @@
-//! A plugin that follows a pod's annotations and records all events. The plugin tests the library without an agent.
+//! A plugin that follows a pod's annotations and records all events, to test the library without an
+//! agent.
 //!
 //! | annotation | effect |
 //! |---|---|
@@ -162,7 +163,7 @@ impl Plugin for Scripted {
     }
 }
 
-/// A running plugin. Drop stops the plugin.
+/// A running plugin, which the drop stops.
 pub(crate) struct Serving {
     pub(crate) recording: Arc<Mutex<Recording>>,
     pub(crate) state: watch::Receiver<ConnectionState>,
@@ -237,7 +238,7 @@ impl Serving {
             .clone()
     }
 
-    /// Stops the plugin and waits for the end.
+    /// Stops the plugin and waits until it has ended.
     pub(crate) fn stop(mut self) {
         self.stop.cancel();
         let (server, serving) = (self.server.take().unwrap(), self.serving.take().unwrap());

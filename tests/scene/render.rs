@@ -636,7 +636,8 @@ fn printed(args: &[&str]) -> (Option<i32>, String, String) {
     )
 }
 
-/// kubectl sends the rendered object. Fields that kubectl adds, like `creationTimestamp: null`, are not rendered.
+/// kubectl sends the rendered object. Fields that it adds, like `creationTimestamp: null`, are not
+/// rendered.
 fn same(ours: &[Value], theirs: &[Value], what: &str) {
     assert_eq!(ours.len(), theirs.len(), "{what}");
     for (ours, theirs) in ours.iter().zip(theirs) {

@@ -16,15 +16,15 @@ use tempfile::TempDir;
 
 use super::http::{self, Answer};
 
-/// How long anything may take that should happen at once: 30 s, or `PINFOLD_TEST_PATIENCE` where a machine is slow. Only a
-/// failure takes the whole time.
+/// How long anything may take that should happen at once: 30 s, or `PINFOLD_TEST_PATIENCE` where a
+/// machine is slow. Only a failure takes that long.
 pub(crate) fn patience() -> Duration {
     let seconds =
         std::env::var("PINFOLD_TEST_PATIENCE").map_or(30, |seconds| seconds.parse().unwrap());
     Duration::from_secs(seconds)
 }
 
-/// The program, or the program that `PINFOLD` names, without the settings of the test's environment.
+/// The program, or the one that `PINFOLD` names, without the settings of the test's environment.
 pub(crate) fn pinfold() -> Command {
     let program =
         std::env::var_os("PINFOLD").unwrap_or_else(|| env!("CARGO_BIN_EXE_pinfold").into());
@@ -46,8 +46,8 @@ pub(crate) fn pinfold() -> Command {
     command
 }
 
-/// A folder of manifests inside a separate folder: the agent also watches the folder above, and other programs write to the
-/// system's folder for temporary files.
+/// A folder of manifests inside a folder of its own, because the agent also watches the folder
+/// above, and other programs write to the system's folder for temporary files.
 pub(crate) struct Manifests {
     _above: TempDir,
     path: PathBuf,
@@ -104,7 +104,7 @@ impl Settings {
         }
     }
 
-    /// An agent that receives pods from elsewhere than manifests.
+    /// An agent that gets its pods from elsewhere than manifests.
     pub(crate) fn without_manifests(tree: &str, reserved: &CpuSet) -> Self {
         Self {
             trees: vec![tree.to_owned()],
@@ -150,7 +150,7 @@ impl Settings {
         agent
     }
 
-    /// Starts an agent and waits until the agent serves HTTP; the agent may not be ready.
+    /// Starts an agent and waits until it serves HTTP, ready or not.
     pub(crate) fn start_early(&self) -> Agent {
         let mut child = self
             .command()

@@ -210,8 +210,8 @@ impl Policy {
         context
     }
 
-    /// The authorizer of a user: each call appends an argument to a text, and the last call looks up the right in the
-    /// bindings.
+    /// The authorizer of a user: each call appends an argument to a text, and the last one looks up
+    /// the right in the bindings.
     fn authorize(&self, context: &mut Context<'static, 'static>, user: String) {
         context.add_variable("authorizer", json!("")).unwrap();
         let append = |This(text): This<Arc<String>>, word: Arc<String>| format!("{text}{word} ");

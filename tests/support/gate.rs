@@ -1,10 +1,11 @@
-//! Decides which tests run on the machine.
+//! Decides which tests run on this machine.
 
 use std::io::Write;
 
 /// Whether `PINFOLD_KERNEL_TESTS=1` allows the calling test on this machine; else a line on stderr names the test.
 ///
-/// On an allowed machine, a missing requirement is a failure: a skipped check must not look like a passed check.
+/// On an allowed machine, a missing requirement is a failure, because a skipped check must not look
+/// like one that passed.
 pub(crate) fn meant_for_this_machine(needs: &str) -> bool {
     if std::env::var_os("PINFOLD_KERNEL_TESTS").is_some_and(|value| value == "1") {
         assert!(

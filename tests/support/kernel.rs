@@ -1,5 +1,5 @@
-//! The real kernel: whether a test may use the kernel, separate cgroups, and processes in the cgroups, started as a runtime
-//! starts processes.
+//! The real kernel: whether a test may use it, cgroups of the test's own, and processes in them,
+//! started as a runtime starts them.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -15,7 +15,8 @@ use pinfold::host::cgroup::{Cgroups, Quota};
 use pinfold::host::netns::Netns;
 use pinfold::host::spawn::{Launcher, Process, Spawn, Stderr};
 
-/// The whole machine shares the CPUs and the lock on the hierarchy: only one test of a program uses them at a time.
+/// The whole machine shares the CPUs and the lock on the hierarchy, so only one test of a program
+/// uses them at a time.
 static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
 
 /// A number for each tree of the test program.
@@ -28,9 +29,11 @@ pub(crate) struct Kernel {
     pub(crate) online: CpuSet,
 }
 
-/// The kernel, where `PINFOLD_KERNEL_TESTS=1` allows the kernel tests; else `None`, and a line on stderr names the test.
+/// The kernel, where `PINFOLD_KERNEL_TESTS=1` allows the kernel tests. Otherwise `None`, and a line
+/// on stderr names the test.
 ///
-/// On an allowed machine, a missing requirement is a failure: a skipped check must not look like a passed check.
+/// On an allowed machine, a missing requirement is a failure, because a skipped check must not look
+/// like one that passed.
 pub(crate) fn kernel_tests() -> Option<Kernel> {
     if !super::gate::meant_for_this_machine("root, cgroups with cpuset and two CPUs") {
         return None;
@@ -59,7 +62,7 @@ impl Kernel {
         self.online.iter().take(1).collect()
     }
 
-    /// All CPUs but the last. Reserved, they leave exactly one CPU for assignments.
+    /// All CPUs but the last. If they are reserved, exactly one is left for assignments.
     pub(crate) fn all_but_one(&self) -> CpuSet {
         self.online.iter().take(self.online.len() - 1).collect()
     }
@@ -69,7 +72,7 @@ impl Kernel {
         self.online.difference(&self.all_but_one())
     }
 
-    /// A test's tree, made as the kubelet's cgroupfs driver makes a tree.
+    /// A test's tree, made as the kubelet's cgroupfs driver makes one.
     pub(crate) fn tree(&self) -> Tree<'_> {
         self.tree_named("kubepods", &["burstable", "besteffort"])
     }
@@ -116,7 +119,8 @@ impl Kernel {
         self.cgroups.exclusive(path).unwrap()
     }
 
-    /// Writes a file of a cgroup as another program would; returns whether the kernel accepted the text.
+    /// Writes a file of a cgroup as another program would. Returns whether the kernel accepted the
+    /// text.
     pub(crate) fn write(&self, path: &str, file: &str, text: &str) -> bool {
         fs::write(self.cgroups.root().join(path).join(file), text).is_ok()
     }
@@ -174,7 +178,8 @@ impl Kernel {
     }
 }
 
-/// A tree of pods for a test, with the processes inside. The drop removes everything, also after a panic.
+/// A tree of pods for a test, with the processes inside. The drop removes everything, even after a
+/// panic.
 pub(crate) struct Tree<'a> {
     kernel: &'a Kernel,
     top: String,
@@ -197,7 +202,6 @@ impl Tree<'_> {
         self.make(&format!("{pod}/{id}"))
     }
 
-    /// Makes a cgroup.
     pub(crate) fn make(&self, path: &str) -> String {
         self.kernel
             .cgroups
@@ -206,12 +210,12 @@ impl Tree<'_> {
         path.to_owned()
     }
 
-    /// Starts a process that runs in a cgroup from the first instruction, and returns the process id.
+    /// Starts a process that runs in a cgroup from its first instruction, and returns its id.
     pub(crate) fn start(&mut self, path: &str) -> u32 {
         self.start_in(path, None)
     }
 
-    /// As `start`, in a separate network namespace.
+    /// As `start`, in a network namespace of its own.
     pub(crate) fn start_in(&mut self, path: &str, network: Option<&Netns>) -> u32 {
         self.spawn(
             path,
@@ -226,7 +230,8 @@ impl Tree<'_> {
         )
     }
 
-    /// Starts a program in a cgroup, and returns the process id. `spawn.cgroup_procs` is overwritten with the cgroup's files.
+    /// Starts a program in a cgroup, and returns its process id. `spawn.cgroup_procs` is
+    /// overwritten with the cgroup's files.
     pub(crate) fn spawn(&mut self, path: &str, mut spawn: Spawn) -> u32 {
         spawn.cgroup_procs = self.kernel.cgroups.procs_files(path);
         let process = self
@@ -241,7 +246,7 @@ impl Tree<'_> {
         pid
     }
 
-    /// Ends the processes in a cgroup and removes the cgroup with everything below.
+    /// Ends the processes in a cgroup, and removes it with everything below.
     pub(crate) fn remove(&mut self, path: &str) {
         let below = |other: &String| other == path || other.starts_with(&format!("{path}/"));
         // A dropped process is killed; the drop waits for the end.
@@ -268,8 +273,9 @@ impl Drop for Tree<'_> {
     }
 }
 
-/// Removes a cgroup with everything below. The kernel may count a dead process for a moment, so the removal is repeated for
-/// 30 s after the first failure: the first attempt alone may take longer where the tree has hundreds of cgroups.
+/// Removes a cgroup with everything below. The kernel may count a dead process for a moment, so the
+/// removal is repeated for 30 s after the first failure. The first attempt alone may take longer
+/// where the tree has hundreds of cgroups.
 fn remove_cgroup(kernel: &Kernel, path: &str) -> Result<(), String> {
     let mut deadline = None;
     while let Err(error) = kernel.cgroups.remove(path) {
@@ -285,7 +291,7 @@ fn remove_cgroup(kernel: &Kernel, path: &str) -> Result<(), String> {
     Ok(())
 }
 
-/// The CPUs on which a process may run, from the process's own status.
+/// The CPUs on which a process may run, by its own status.
 pub(crate) fn allowed(pid: u32) -> CpuSet {
     let text = fs::read_to_string(format!("/proc/{pid}/status")).unwrap();
     let list = text

@@ -19,8 +19,8 @@ fn plural(kind: &str) -> String {
     }
 }
 
-/// Answers as an API server: discovery for the kinds of the objects, and requests for the `live` objects; every further
-/// request fails.
+/// Answers as an API server: discovery for the kinds of the objects, and requests for the `live`
+/// objects. Every other request fails.
 pub(crate) fn serve(objects: &[Value], live: Vec<Value>) -> std::net::SocketAddr {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let address = listener.local_addr().unwrap();
@@ -152,10 +152,11 @@ pub(crate) fn apply_again(kubectl: &Path, objects: &[Value]) -> Vec<String> {
     said.lines().map(str::to_owned).collect()
 }
 
-/// An object as the API server stores the object: without a dropped `false`, and with the default scope of admission rules.
+/// An object as the API server stores it: without a dropped `false`, and with the default scope of
+/// admission rules.
 ///
-/// The scope matters because the list of rules is replaced as a whole; kubectl leaves every further defaulted field
-/// unchanged.
+/// The scope matters because the list of rules is replaced as a whole. All other fields with a
+/// default stay as they are when kubectl applies.
 fn kept(mut object: Value) -> Value {
     for (holder, field) in [
         ("", "globalDefault"),

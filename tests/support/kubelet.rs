@@ -23,13 +23,14 @@ use tokio::net::UnixListener;
 /// A root with the machine's own `sys` and `proc`, and a place for a kubelet's socket.
 pub(crate) struct Root(tempfile::TempDir);
 
-/// The writing end of a pipe from which the reconciler reads. Dropping it lets the reconciler go on, without the file.
+/// The writing end of a pipe from which the reconciler reads. If it is dropped, the reconciler goes
+/// on without the file.
 pub(crate) struct Pipe {
     path: PathBuf,
     _writer: fs::File,
 }
 
-/// A kubelet that answers until dropped. As a real kubelet, the fake leaves the socket behind.
+/// A kubelet that answers until dropped. Like a real one, it leaves the socket behind.
 pub(crate) struct Kubelet {
     assigns: Arc<AtomicBool>,
     _runtime: tokio::runtime::Runtime,
@@ -55,8 +56,8 @@ impl Root {
         self.0.path().join(SOCKET)
     }
 
-    /// Makes the agent's reconciler hang as it reads the CPU topology: a pipe takes the place of a file. Returns when the
-    /// reconciler hangs.
+    /// Makes the agent's reconciler hang as it reads the CPU topology, by a pipe in the place of a
+    /// file. Returns when it hangs.
     pub(crate) fn hang(&self) -> Pipe {
         let sys = self.0.path().join("sys");
         fs::remove_file(&sys).unwrap();

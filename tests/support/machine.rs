@@ -10,7 +10,7 @@ use tempfile::TempDir;
 #[path = "repository.rs"]
 mod repository;
 
-/// File names that the topology reader may open; the archives hold thousands of further files.
+/// The names of files that the topology reader may open. The archives hold thousands of others.
 const WANTED: [&str; 22] = [
     "online",
     "offline",
@@ -41,7 +41,7 @@ pub(crate) fn archives() -> PathBuf {
     repository::here("tests/machines")
 }
 
-/// Unpacks a machine to a separate folder, which a test may damage.
+/// Unpacks a machine to a folder of its own, which a test may damage.
 pub(crate) fn unpack(name: &str) -> TempDir {
     let folder = TempDir::new().unwrap();
     let archive = fs::File::open(archives().join(format!("{name}.tar.bz2"))).unwrap();

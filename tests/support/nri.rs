@@ -1,7 +1,7 @@
 //! A container runtime's half of NRI, as small as tests need.
 //!
-//! The framing here is independent of the library's framing and follows recordings, so that a test compares the library with
-//! another implementation.
+//! The framing here is not the library's, and follows recordings, so that a test compares the
+//! library with another implementation.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::future::Future;
@@ -13,7 +13,7 @@ use prost::Message;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{UnixListener, UnixStream};
 
-/// The limit after which a message is missing.
+/// How long the tests wait for a message before it counts as missing.
 pub(crate) const WAIT: Duration = Duration::from_secs(60);
 
 pub(crate) const PLUGIN: u32 = 1;
@@ -168,7 +168,7 @@ pub(crate) fn message(stream: u32, kind: u8, data: &[u8]) -> Vec<u8> {
     .concat()
 }
 
-/// A message as runtimes send a message: bytes beyond the runtime's buffer make a second frame.
+/// A message as runtimes send it: bytes beyond the runtime's buffer make a second frame.
 pub(crate) fn framed(channel: u32, message: &[u8]) -> Vec<u8> {
     let (first, rest) = message.split_at(message.len().min(4096));
     let rest = if rest.is_empty() {
@@ -201,7 +201,7 @@ pub(crate) struct Frame {
     pub(crate) end: usize,
 }
 
-/// Splits a stream as Go's reader would, and fails where Go's reader would.
+/// Splits a stream as Go's reader would, and fails where that would.
 #[derive(Debug, Default)]
 pub(crate) struct Parser {
     buffer: Vec<u8>,

@@ -1,5 +1,5 @@
-//! systemd's manager on a message bus of its own, for tests of the agent. The manager writes the CPUs of a unit to the
-//! unit's cgroup, as systemd does, after a chosen time or never.
+//! systemd's manager on a message bus of its own, for tests of the agent. It writes the CPUs of a
+//! unit to the unit's cgroup, as systemd does, after a chosen time or never.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};

@@ -1,4 +1,4 @@
-//! Files of the repository, and the documents in these files.
+//! Files of the repository, and the documents in them.
 
 use serde_json::Value;
 

@@ -90,7 +90,8 @@ fn little_is_written_while_little_changes() {
     );
 }
 
-/// A shell with job control: the shell reports the stop of the program, and resumes the program after a line of input.
+/// A shell with job control: it reports that the program was stopped, and resumes it after a line
+/// of input.
 const JOBS: &str = r#"set -m; stty -g >"$SETTINGS/before"; "$0" "$@"
 stty -g >"$SETTINGS/stopped"; echo it has stopped; read answer; fg >"$SETTINGS/fg"
 code=$?; stty -g >"$SETTINGS/after"; printf '\005'; until [ -e "$SETTINGS/seen" ]; do sleep 0.02; done; exit $code"#;

@@ -12,10 +12,10 @@ use nix::pty::{OpenptyResult, Winsize, openpty};
 use nix::unistd::Pid;
 use tempfile::TempDir;
 
-/// The time limit for what follows soon. Only a failure uses the time.
+/// The time limit for what follows soon. Only a failure takes so long.
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// The last byte of a shell on the terminal. No other output has the byte.
+/// The last byte of a shell on the terminal. No other output has it.
 const END: u8 = 5;
 
 /// `pinfold top` on a terminal.
@@ -208,7 +208,7 @@ impl Terminal {
         }
     }
 
-    /// Checks that the terminal's settings at a moment equal the settings before the start.
+    /// Checks that the terminal's settings at a moment equal those before the start.
     pub(crate) fn is_set_as_before(&self, when: &str) {
         let set = |when: &str| std::fs::read_to_string(self.settings.path().join(when)).unwrap();
         assert!(
@@ -217,7 +217,7 @@ impl Terminal {
         );
     }
 
-    /// Checks that settings and screen of the terminal are restored at a moment.
+    /// Checks that the terminal's settings and screen are restored at a moment.
     pub(crate) fn is_given_back(&self, when: &str) {
         self.is_set_as_before(when);
         // The last bytes may not have arrived yet.

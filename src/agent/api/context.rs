@@ -4,30 +4,27 @@ use crate::cluster::Api;
 use crate::cluster::connect;
 use crate::cluster::pods::PodCache;
 
-/// The longest name of a namespace, in characters.
+/// In characters.
 const LONGEST_NAMESPACE: usize = 63;
 
-/// This node's pods, as the API server describes them. Incomplete before the first list.
+/// This node's pods, as the API server describes them. They are incomplete before the first list.
 pub type ApiPods = PodCache;
 
-/// The connection to the API, and the agent's identity in the cluster. Cheap to clone.
+/// The connection to the API, and who the agent is in the cluster. Cheap to clone.
 #[derive(Debug, Clone)]
 pub struct ClusterContext {
-    /// The API, with the counters that all tasks share.
+    /// With the counters that all tasks share.
     pub api: Api,
-    /// This node's name.
     pub node: String,
     /// The namespace of the agent's own objects.
     pub namespace: String,
     /// Whether the agent labels the Node by the ScenePlans.
     pub scenes: bool,
-    /// The server's address.
     pub server: String,
-    /// The source of the server's address, for people.
+    /// Where the server's address comes from, for people.
     pub origin: String,
 }
 
-/// Checks the configured namespace and the configured name of the Node.
 pub(in crate::agent) fn check(namespace: &str, node: Option<&str>) -> anyhow::Result<()> {
     let plain = |letter: char| letter.is_ascii_lowercase() || letter.is_ascii_digit();
     anyhow::ensure!(
@@ -46,7 +43,7 @@ pub(in crate::agent) fn check(namespace: &str, node: Option<&str>) -> anyhow::Re
     Ok(())
 }
 
-/// The name of the Node: configured, or from the host name.
+/// The Node's name: the configured one, or else the host's.
 pub(super) fn node_name(configured: Option<&str>) -> Result<String, connect::NodeNameError> {
     // The flags already include NODE_NAME.
     connect::node_name(configured, None, connect::host_name().as_deref())

@@ -1,5 +1,6 @@
-//! The node's last slot, noted on the top of the cgroup hierarchy. The note outlives the agent and ends at a reboot. A deleted
-//! Node loses its labels, its claims and its agent's pod. When the Node returns, the last slot is still the best slot.
+//! The node's last slot. A deleted Node loses its labels, its claims and its agent's pod, but when
+//! it returns, its last slot is still the best one. So the slot is noted on the top of the cgroup
+//! hierarchy, where it outlives the agent and ends only with a reboot.
 
 use serde::{Deserialize, Serialize};
 use tokio::sync::watch;
@@ -8,7 +9,6 @@ use crate::cluster::scenes::{Phase, SlotState};
 use crate::host::cgroup::{Cgroups, NoteSubject};
 use crate::scene::Slot;
 
-/// The top of the cgroup hierarchy.
 const TOP: &str = "";
 
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -17,7 +17,7 @@ struct NotedSlot {
     slot: Slot,
 }
 
-/// The node's last plan and slot. An unreadable note counts as missing.
+/// The node's last plan and slot. A note that can't be read counts as missing.
 pub(super) fn last(cgroups: &Cgroups) -> Option<(String, Slot)> {
     let text = cgroups.note(TOP, NoteSubject::SceneSlot).ok()??;
     let NotedSlot { plan, slot } = serde_json::from_str(&text).ok()?;

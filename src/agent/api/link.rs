@@ -10,26 +10,24 @@ use tokio::sync::watch;
 use super::context::ClusterContext;
 use crate::cluster::{ApiCounters, scenes};
 
-/// The state of the API connection.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub(super) struct ApiConnection {
     /// Whether the first list of pods is complete.
     pub(super) complete: bool,
-    /// The current problem.
     pub(super) problem: Option<String>,
-    /// Until when the agent sends no request, on purpose.
+    /// Until when the agent deliberately sends no request.
     pub(super) wait: Option<ApiWait>,
-    /// The latest problem, current or past.
+    /// The latest problem, whether it lasts or not.
     pub(super) last_error: Option<String>,
-    /// The time at which the connection last came or went.
+    /// When the connection last came or went.
     pub(super) since: Option<Timestamp>,
-    /// The number of known pods.
+    /// How many pods are known.
     pub(super) pods: usize,
-    /// The number of unreadable pods.
+    /// How many pods can't be read.
     pub(super) unreadable: usize,
 }
 
-/// A wait on purpose before the next request about the pods.
+/// A deliberate wait before the next request about the pods.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct ApiWait {
     pub(super) until: Timestamp,
@@ -44,7 +42,8 @@ impl ApiConnection {
         self.complete && self.problem.is_none()
     }
 
-    /// The current problem, with the time until which the agent waits. The server may answer again before this time.
+    /// The current problem, and until when the agent waits, because the server may answer again
+    /// before that.
     fn explained_problem(&self) -> Option<String> {
         let problem = self.problem.as_ref()?;
         Some(match self.wait {
@@ -62,7 +61,7 @@ impl ApiConnection {
         })
     }
 
-    /// Applies a change, and records the time if the connection came or went.
+    /// Applies a change, and notes the time if the connection has come or gone with it.
     pub(super) fn change(&mut self, now: Timestamp, change: impl FnOnce(&mut Self)) {
         let before = self.connected();
         change(self);
@@ -95,13 +94,12 @@ pub(in crate::agent) struct ClusterLinkState {
     namespace: String,
     /// Whether the agent follows this node's pods now.
     connected: bool,
-    /// The time at which the connection last came or went.
+    /// When the connection last came or went.
     since: Option<String>,
     /// Whether the first list of pods is complete.
     complete: bool,
-    /// The current problem.
     problem: Option<String>,
-    /// The time until which the agent sends no request about the pods, on purpose.
+    /// Until when the agent deliberately sends no request about the pods.
     waits_until: Option<String>,
     last_error: Option<String>,
     /// Seconds since the server's last successful answer.
@@ -116,7 +114,7 @@ pub(in crate::agent) struct ClusterLinkState {
 // === impl ClusterLink ===
 
 impl ClusterLink {
-    /// Creates a link without any state yet, and its writing end.
+    /// A link without any state yet, and its writing end.
     pub(super) fn new(
         cluster: &ClusterContext,
         slot: watch::Receiver<scenes::SlotState>,
@@ -149,7 +147,7 @@ impl ClusterLink {
         )
     }
 
-    /// The reason why the agent is not ready: the API server's first list of pods is missing.
+    /// Why the agent is not ready: the API server's first list of pods is missing.
     pub(in crate::agent) fn awaited(&self) -> Option<String> {
         let connection = self.connection.borrow();
         (!connection.complete).then(|| {
@@ -164,7 +162,7 @@ impl ClusterLink {
         })
     }
 
-    /// The current problem after the first list. Known pods stay.
+    /// The current problem after the first list. It takes no known pod away.
     pub(in crate::agent) fn problem(&self) -> Option<String> {
         let connection = self.connection.borrow();
         let reason = connection
@@ -180,7 +178,6 @@ impl ClusterLink {
         self.slot.clone()
     }
 
-    /// The API as `/status` shows it.
     pub(in crate::agent) fn state(&self) -> ClusterLinkState {
         let connection = self.connection.borrow().clone();
         let now = SystemTime::now()
@@ -208,7 +205,6 @@ impl ClusterLink {
         }
     }
 
-    /// The counts of requests.
     pub(in crate::agent) fn counters(&self) -> &ApiCounters {
         &self.counters
     }
@@ -226,7 +222,8 @@ impl ClusterLink {
 mod tests {
     use super::*;
 
-    /// The server may answer again long before the agent asks. "Connection refused" alone would then look like a lie.
+    /// The server may answer again long before the agent asks. "Connection refused" on its own
+    /// would then look like a lie.
     #[test]
     fn a_problem_says_until_when_the_agent_waits_on_purpose() {
         let until: Timestamp = "2026-01-02T03:04:05Z".parse().unwrap();

@@ -1,4 +1,5 @@
-//! The agent's side of the Kubernetes API: whether the API is used, the agent's identity, and the tasks that use the API.
+//! The agent's side of the Kubernetes API: whether it is used, who the agent is there, and the
+//! tasks that use it.
 //!
 //! ```text
 //!                     ┌─ follow ── PodsEvent ──> pods::take ── one changed pod ──> reconciler
@@ -7,8 +8,9 @@
 //!                     └─ Scenes: this Node's labels and claims, by the ScenePlans
 //! ```
 //!
-//! [`ClusterContext`] is the handle for every task that uses the API, and is cheap to clone. `ClusterContext::start` starts the
-//! tasks. When the agent stops, the tasks end at once. Only waiting Events get a short time.
+//! [`ClusterContext`] is the handle for every task that uses the API, and is cheap to clone.
+//! `ClusterContext::start` starts the tasks. They end at once when the agent stops; only waiting
+//! Events get a short time.
 
 pub(super) mod context;
 mod last_slot;
@@ -44,14 +46,12 @@ pub(super) use link::{ClusterLink, ClusterLinkState};
 /// How long the API server may take to answer a request.
 const DEADLINE: std::time::Duration = std::time::Duration::from_secs(30);
 
-/// The running tasks of the API.
 #[derive(Debug)]
 pub(super) struct ApiTasks {
-    /// The state of the API connection.
     pub(super) link: ClusterLink,
     /// This node's pods, as the API server lists them.
     pub(super) pods: watch::Receiver<ApiPods>,
-    /// The task that writes Events. The task ends when all recorders are dropped.
+    /// Writes the Events, and ends when all recorders are dropped.
     pub(super) writer: JoinHandle<()>,
 }
 
@@ -60,8 +60,8 @@ fn wanted(config: &Config) -> bool {
     match config.cluster.api {
         AutoSwitch::Always => true,
         AutoSwitch::Never => false,
-        // A folder of manifests replaces the API. Neither KUBECONFIG in a shell nor a pod's service account adds the API to a
-        // folder.
+        // A folder of manifests replaces the API, and neither KUBECONFIG in a shell nor a pod's
+        // service account brings it back.
         AutoSwitch::Auto => config.manifest_dir.is_none() || config.cluster.kubeconfig.is_some(),
     }
 }
@@ -69,7 +69,8 @@ fn wanted(config: &Config) -> bool {
 // === impl ClusterContext ===
 
 impl ClusterContext {
-    /// Prepares the connection to the API, if the API is used. The server may be unreachable: no request is sent.
+    /// Prepares the connection to the API, if the API is used. No request is sent, so the server
+    /// may be unreachable.
     ///
     /// # Errors
     /// The configuration can't be used, or no source of pods is configured.
@@ -112,7 +113,7 @@ impl ClusterContext {
         }))
     }
 
-    /// Creates the handle from a connection, for the node with the given name.
+    /// Creates the handle of the node with the given name.
     pub fn new(connection: Connection, node: String, namespace: String) -> Self {
         let Connection {
             client,
@@ -130,7 +131,6 @@ impl ClusterContext {
         }
     }
 
-    /// Starts the tasks of the API.
     pub(super) fn start(
         &self,
         cgroups: &Cgroups,
@@ -184,7 +184,7 @@ impl ClusterContext {
             });
             tasks.spawn(scenes::tell(known.clone(), running));
         }
-        // The task reads the last snapshot when the agent stops, and then ends on its own.
+        // The task still reads the last snapshot when the agent stops, and then ends on its own.
         tasks.spawn_to_its_end(news::tell(snapshots, known.clone(), recorder, stop.clone()));
 
         ApiTasks {
@@ -198,7 +198,7 @@ impl ClusterContext {
 // === impl ApiTasks ===
 
 impl ApiTasks {
-    /// Lets waiting Events be written until `until`. Called when the agent stops.
+    /// Lets waiting Events be written until `until`. This is called when the agent stops.
     pub(super) async fn finish(mut self, until: Instant) {
         if tokio::time::timeout_at(until, &mut self.writer)
             .await

@@ -1,8 +1,10 @@
-//! [`ReportedStates`]: the Events that follow from a new snapshot, and the task that passes the Events on.
+//! [`ReportedStates`]: the Events that follow from a new snapshot, and the task that passes them
+//! on.
 //!
-//! An Event reports a change of a container's exclusive CPUs: assigned, moved, released or refused. Policy, a lack of CPUs, or
-//! the kernel can refuse. Further Events report repaired drift, and a thread variable that the user set. State from before the
-//! agent's start causes no Event: a restart sends nothing.
+//! An Event reports a change of a container's exclusive CPUs: assigned, moved, released, or refused
+//! by policy, by the kernel or for a lack of CPUs. Further Events report repaired drift, and a
+//! thread variable that the user set. What was so before the agent's start causes no Event, so a
+//! restart sends none.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -55,10 +57,10 @@ pub(super) async fn tell(
     }
 }
 
-/// The reported state of each container. The type does no I/O and reads no clock.
+/// What was reported of each container. The type does no I/O and reads no clock.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub(super) struct ReportedStates {
-    /// The key is the pod's uid at the API server and the container's name.
+    /// By the pod's uid at the API server and the container's name.
     containers: BTreeMap<(String, String), ReportedContainer>,
 }
 
@@ -74,7 +76,6 @@ struct ReportedContainer {
     repaired: u64,
 }
 
-/// The content of an Event about a container.
 struct EventContent {
     warning: bool,
     action: &'static str,
@@ -95,7 +96,8 @@ impl ReportedStates {
             .pods()
             .map(|pod| ((pod.namespace.as_str(), pod.name.as_str()), pod))
             .collect();
-        // In a pod with exclusive CPUs, a policy refusal of the remaining containers is intended and causes no Event.
+        // In a pod with exclusive CPUs, policy means to refuse them to the other containers, so
+        // this causes no Event.
         let entitled: BTreeSet<&str> = snapshot
             .containers
             .iter()
@@ -120,7 +122,7 @@ impl ReportedStates {
             };
             let key = (uid.clone(), container.container.clone());
             current.insert(key.clone());
-            // A finished pod gives its CPUs back without an Event.
+            // A finished pod gives its CPUs back, which causes no Event.
             if pod.finished {
                 continue;
             }
@@ -145,7 +147,7 @@ impl ReportedStates {
 // === impl ReportedContainer ===
 
 impl ReportedContainer {
-    /// Records a container's state, and returns the content of new Events.
+    /// Notes a container's state, and returns what new Events about it say.
     fn note(
         &mut self,
         container: &ContainerState,
@@ -158,7 +160,7 @@ impl ReportedContainer {
             return news;
         };
         let same_cgroup = self.cgroup.as_ref() == Some(cgroup);
-        // A container from before the agent's start causes an Event only after a change.
+        // A container from before the agent's start causes an Event only when it changes.
         let old = !same_cgroup && container.at_start.is_some();
         if !same_cgroup {
             self.cgroup = Some(cgroup.clone());
@@ -185,7 +187,8 @@ impl ReportedContainer {
                     ),
                 });
             }
-            // The assignment is not effective yet, or drift is not repaired yet. The Event follows afterwards.
+            // The assignment is not effective yet, or drift is not repaired yet. The Event follows
+            // when it is.
             None => {}
         }
         let refused = container
@@ -220,7 +223,8 @@ impl ReportedContainer {
             return;
         }
         self.repaired = repaired.count;
-        // Without exclusive CPUs, the repair protected other containers. The container's own pod gets no Event.
+        // Without exclusive CPUs, the repair protected other containers, so this container's pod
+        // gets no Event.
         let Some(cpus) = container
             .assigned
             .as_ref()

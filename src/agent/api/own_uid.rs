@@ -9,14 +9,14 @@ use crate::agent::event::AgentEvent;
 use crate::cluster::{Api, Backoff, Failure, Jitter, own_node};
 use crate::pod::ApiUid;
 
-/// The first wait after a failed request. Each further wait is twice as long, up to [`BETWEEN`].
+/// The first wait after a failed request. Each further one is twice as long, up to [`BETWEEN`].
 const FIRST_WAIT: Duration = Duration::from_secs(1);
 
-/// The time between two requests that succeed.
+/// The wait between two requests that succeed.
 const BETWEEN: Duration = Duration::from_secs(60);
 
-/// Reads the Node's uid as soon as a mirror pod names an unknown uid, and informs the reconciler. Nodes without mirror pods
-/// cost no request. A replaced Node is read again.
+/// Reads the Node's uid as soon as a mirror pod names an unknown one, and tells the reconciler. So
+/// a node without mirror pods causes no request, and a replaced Node is read again.
 pub(super) async fn tell(
     api: Api,
     name: String,

@@ -1,4 +1,5 @@
-//! The peers of training pods: pods of the same job on other nodes. An unknown address triggers a request to the API server.
+//! The peers of training pods, which are the pods of the same job on other nodes. An unknown
+//! address causes a request to the API server.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
@@ -13,39 +14,41 @@ use crate::cluster::{Api, Jitter};
 use crate::metrics::UnknownPeers;
 use crate::pod::{self, ObjectName};
 
-/// The shortest time between two requests about a job. After failures the time doubles, up to [`MAX_REQUEST_INTERVAL`]: the
-/// list of a large job may fail each time, and costs the server much each time.
+/// The shortest time between two requests about a job. After failures it doubles, up to
+/// [`MAX_REQUEST_INTERVAL`], because the list of a large job may fail each time, and costs the
+/// server much each time.
 const MIN_REQUEST_INTERVAL: Duration = Duration::from_secs(30);
 
-/// The longest random pause before a request about a job, for each unknown address. All nodes of a job see new addresses at the
-/// same moment, and the more addresses, the more nodes and the longer the answer.
+/// The longest random pause before a request about a job, for each unknown address. All nodes of a
+/// job see new addresses at the same moment, and the more there are, the more nodes ask and the
+/// longer is the answer.
 const SPREAD_PER_ADDRESS: Duration = Duration::from_millis(50);
 
-/// The least value of the longest random pause, for a few addresses.
+/// The longest random pause is at least this long, even for a few addresses.
 const MIN_SPREAD: Duration = Duration::from_secs(2);
 
-/// The longest time between two requests about a job with unknown addresses. After this time, addresses without a pod are
-/// requested again, too, since a new pod may have the address.
+/// The longest time between two requests about a job with unknown addresses. After this time,
+/// addresses without a pod are asked for again, because a new pod may have them.
 const MAX_REQUEST_INTERVAL: Duration = Duration::from_secs(600);
 
-/// The limit on remembered addresses without a pod, per job.
+/// How many addresses without a pod are remembered for a job.
 const MAX_WITHOUT_POD: usize = 1000;
 
-/// The times and results of requests about jobs. The type does no I/O and reads no clock.
+/// When jobs were last asked about, and with what result. The type does no I/O and reads no clock.
 #[derive(Debug, Default)]
 struct Requests(BTreeMap<ObjectName, LastRequest>);
 
-/// The last request about a job.
 #[derive(Debug)]
 struct LastRequest {
     at: Instant,
-    /// The addresses without a pod, as of this and earlier requests.
+    /// The addresses without a pod, according to this and earlier requests.
     without_pod: BTreeSet<IpAddr>,
-    /// The number of failed requests in a row.
+    /// How many requests have failed in a row.
     failures: u32,
 }
 
-/// Requests the members of jobs with unknown addresses, and passes the members on. Without a sender the task stays idle.
+/// Asks for the members of jobs with unknown addresses, and passes them on. Without a sender it
+/// does nothing.
 pub(in crate::agent) async fn resolve(
     api: Api,
     pods: watch::Receiver<ApiPods>,
@@ -77,7 +80,7 @@ pub(in crate::agent) async fn resolve(
     std::future::pending().await
 }
 
-/// The label that selects a job's pods, taken from a local pod of the job.
+/// The label that selects a job's pods, as one of its pods on this node has it.
 fn label(pods: &ApiPods, job: &ObjectName) -> Option<(String, String)> {
     let mut in_namespace = pods.pods().filter(|pod| pod.namespace == job.namespace);
     in_namespace.find_map(|pod| {
@@ -89,7 +92,7 @@ fn label(pods: &ApiPods, job: &ObjectName) -> Option<(String, String)> {
 // === impl Requests ===
 
 impl Requests {
-    /// The jobs to request now. Old jobs without unknown addresses are forgotten.
+    /// The jobs to ask about now. Old ones without unknown addresses are forgotten.
     fn due(&mut self, unknown: UnknownPeers, now: Instant) -> UnknownPeers {
         self.0
             .retain(|job, last| unknown.contains_key(job) || now < last.at + MAX_REQUEST_INTERVAL);
@@ -115,7 +118,7 @@ impl Requests {
             .into_iter()
             .filter(|address| !known.contains(address))
             .collect();
-        // Earlier addresses without a pod are kept, so a returning address causes no request.
+        // Addresses that had no pod earlier are kept, so one that returns causes no request.
         if let Some(last) = self.0.get(&job)
             && now < last.at + MAX_REQUEST_INTERVAL
             && last.without_pod.len() < MAX_WITHOUT_POD
@@ -190,7 +193,7 @@ mod tests {
         );
         assert_eq!(requests.due(unknown(&[2, 3]), after(30)), unknown(&[2, 3]));
         assert_eq!(requests.due(unknown(&[2]), after(600)), unknown(&[2]));
-        // A returning address causes no request.
+        // An address that returns causes no request.
         requests.answered(job.clone(), addresses(&[2, 3]), &[], after(610));
         requests.answered(job.clone(), addresses(&[4]), &[], after(640));
         assert!(requests.due(unknown(&[3]), after(700)).is_empty());

@@ -11,12 +11,14 @@ use super::link::{ApiConnection, ApiWait};
 use crate::agent::event::{AgentEvent, PodKey, PodSource, PodsChange, PodsUpdate};
 use crate::cluster::pods::PodsEvent;
 
-/// How long the reconciler waits for the first list. The first turn then relies on the kernel's state.
+/// How long the reconciler waits for the first list, before the first turn relies on the kernel's
+/// state.
 const FIRST_LIST_WAIT: Duration = Duration::from_secs(3);
 
-/// Keeps the known pods, and sends every change to the reconciler after the first list.
+/// Keeps the known pods, and from the first list on sends every change to the reconciler.
 ///
-/// An API server that is unreachable, slow or inconsistent removes no pod. A pod is gone when the server says so.
+/// An API server that is unreachable, slow or inconsistent removes no pod: a pod is gone only when
+/// the server says so.
 pub(super) async fn take(
     mut events: mpsc::Receiver<PodsEvent>,
     connection: watch::Sender<ApiConnection>,
@@ -40,8 +42,9 @@ pub(super) async fn take(
             let Ok(permit) = reconciler.reserve().await else {
                 return Ok(());
             };
-            // The lock makes both updates one step. A reader of the new pods finds the event in the reconciler's channel. A
-            // reader of the reconciler's next snapshot finds the new pods.
+            // The lock makes both updates one step: whoever reads the new pods finds the event in
+            // the reconciler's channel, and whoever reads the reconciler's next snapshot finds the
+            // new pods.
             pods.send_if_modified(|known| {
                 let changed = known.take(event);
                 if changed && known.is_complete() {
@@ -90,7 +93,7 @@ fn update(event: &PodsEvent, known: &ApiPods) -> PodsUpdate {
     }
 }
 
-/// Notes what an event tells about the connection.
+/// Notes what an event says about the connection.
 fn note(event: PodsEvent, known: &ApiPods, connection: &watch::Sender<ApiConnection>) {
     connection.send_modify(|state| {
         state.change(Timestamp::now(), |state| {
@@ -251,7 +254,7 @@ mod tests {
             (state.problem, state.last_error.as_deref(), state.pods),
             (None, Some("away"), 1)
         );
-        // Each change is an event about one pod, and no change is no event.
+        // Each change is an event about one pod, and without a change there is no event.
         let PodsEvent::Listed { pods, .. } = all(&["b", "c"]) else {
             unreachable!()
         };

@@ -5,7 +5,6 @@ use tokio::sync::watch;
 use super::context::ApiPods;
 use crate::cluster::scenes::{RunningPod, RunningPods};
 
-/// Sends the unfinished pods to the scene task at each change.
 pub(super) async fn tell(
     mut known: watch::Receiver<ApiPods>,
     out: watch::Sender<RunningPods>,

@@ -4,14 +4,12 @@ use anyhow::Context;
 use serde::{Deserialize, Serialize};
 use tracing_subscriber::filter::{LevelFilter, Targets};
 
-/// The agent's log.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields, default)]
 pub struct Log {
     /// The lowest level of the lines: `off`, `error`, `warn`, `info`, `debug` or `trace`; or a filter by module, like
     /// `info,pinfold::nri=debug`.
     pub level: String,
-    /// The format of the lines.
     pub format: LogFormat,
 }
 
@@ -56,7 +54,8 @@ impl Log {
 
 /// Reads a level, or levels by module. Returns `None` if the text is invalid.
 fn parse_filter(text: &str) -> Option<Targets> {
-    // The Kubernetes client logs each failed request as an error, and the agent logs the failure again.
+    // The Kubernetes client logs each failed request as an error, and the agent logs the failure,
+    // too.
     let mut filter = Targets::new()
         .with_default(LevelFilter::ERROR)
         .with_target("kube_client", LevelFilter::OFF);

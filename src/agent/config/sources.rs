@@ -27,7 +27,7 @@ pub struct Runtime {
     pub nri: AutoSwitch,
     /// The runtime's socket.
     pub socket: PathBuf,
-    /// The plugin's index, 0 to 99. Later plugins see and overrule the choices of earlier plugins.
+    /// The plugin's index, 0 to 99. Later plugins see and overrule the choices of earlier ones.
     pub index: u8,
 }
 
@@ -44,7 +44,6 @@ impl Default for Runtime {
 // === impl Runtime ===
 
 impl Runtime {
-    /// Whether NRI is used.
     pub fn wanted(&self) -> bool {
         match self.nri {
             AutoSwitch::Always => true,

@@ -122,7 +122,7 @@ impl Kernel for FakeKernel {
         self.pods.borrow().contains_key(path)
     }
 
-    /// The tests name changes themselves.
+    /// The tests name the changes themselves.
     fn changes(&self) -> CgroupChanges {
         CgroupChanges::default()
     }

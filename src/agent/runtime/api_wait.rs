@@ -8,18 +8,18 @@ use tokio::time::Instant;
 
 use crate::agent::api::ApiPods;
 
-/// The longest wait of a CreateContainer request. The kubelet and the agent learn of a new pod at the same time. A busy machine
-/// may delay either process.
+/// The longest wait of a CreateContainer request. The kubelet and the agent learn of a new pod at
+/// the same time, but a busy machine may delay either.
 const API_WAIT: Duration = Duration::from_millis(500);
 
-/// The part of the time until a request's deadline that the wait may take: one third. The decision needs the rest, and the runtime
-/// may be configured to wait only a short time.
+/// The part of the time until a request's deadline that the wait may take: one third. The decision
+/// needs the rest, and the runtime may be configured to wait only a short time.
 const PART: u32 = 3;
 
 /// Waits for the API server's description of new pods.
 pub(super) struct ApiWait {
     pods: watch::Receiver<ApiPods>,
-    /// The server's pods at the end of the last wait, if the last wait timed out.
+    /// The server's pods at the end of the last wait, if it timed out.
     after_timeout: Mutex<Option<watch::Receiver<ApiPods>>>,
 }
 
@@ -33,7 +33,8 @@ struct Waiting<'a> {
 // === impl Waiting ===
 
 impl Drop for Waiting<'_> {
-    /// A request that is cancelled during the wait shows a silent server, as a timeout does.
+    /// A request that is cancelled during the wait shows that the server is silent, as a timeout
+    /// does.
     fn drop(&mut self) {
         *self.wait.lock() = (!self.has_ended).then(|| self.pods.clone());
     }
@@ -49,9 +50,10 @@ impl ApiWait {
         }
     }
 
-    /// Waits until the server lists the pod, at most [`API_WAIT`] and a third of the time until the `deadline`. Before the first
-    /// list, the wait ends at once. For a pod that the server never lists, the runtime's description counts. After a timeout, the
-    /// server may hang although the connection is open, so further requests do not wait until the server sends an update.
+    /// Waits until the server lists the pod, at most [`API_WAIT`] and a third of the time until the
+    /// `deadline`. Before the first list, the wait ends at once. For a pod that the server never
+    /// lists, the runtime's description counts. After a timeout, the server may hang although the
+    /// connection is open, so later requests do not wait until it sends an update.
     pub(super) async fn wait(&self, uid: &str, deadline: Instant) {
         let is_silent = |pods: &watch::Receiver<ApiPods>| !pods.has_changed().unwrap_or(true);
         if self.lock().as_ref().is_some_and(is_silent) {
@@ -105,7 +107,7 @@ mod tests {
         waited_with(wait, uid, Duration::from_millis(1500)).await
     }
 
-    /// The time of a wait for a request that has this time until its deadline.
+    /// How long a request waits that has this time until its deadline.
     async fn waited_with(wait: &ApiWait, uid: &str, limit: Duration) -> Duration {
         let start = Instant::now();
         wait.wait(uid, start + limit).await;

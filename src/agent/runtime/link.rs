@@ -23,7 +23,7 @@ pub(in crate::agent) struct RuntimeLinkState {
     socket: String,
     /// `away`, `connecting`, `registered` or `synchronized`.
     state: &'static str,
-    /// The runtime's name, once the runtime has registered the plugin.
+    /// Known once the runtime has registered the plugin.
     name: Option<String>,
     version: Option<String>,
     /// Why containers start without Pinfold.
@@ -45,14 +45,15 @@ impl RuntimeLink {
         }
     }
 
-    /// The link of an agent that has not found NRI at its start, although the configuration permits its use.
+    /// The link of an agent that has not found NRI at its start, although the configuration permits
+    /// it.
     pub(super) fn unused(socket: &Path) -> Self {
         // The state never changes, so no sender is necessary.
         let (_, state) = watch::channel(ConnectionState::default());
         Self::new(state, socket, true)
     }
 
-    /// The connection's current problem. Containers are still pinned, once their status is known.
+    /// The current problem. Containers are pinned nevertheless, once their status is known.
     pub(in crate::agent) fn problem(&self) -> Option<String> {
         match &*self.state.borrow() {
             ConnectionState::Away(Disconnect::NotTried) if !self.expected => None,
@@ -78,8 +79,8 @@ impl RuntimeLink {
         }
     }
 
-    /// Whoever installs Pinfold for its thread counts and for CPUs from the first instruction on has to know that neither
-    /// works. A missing socket therefore counts as a problem with `auto`, too.
+    /// Whoever installs Pinfold for its thread counts, and for CPUs from the first instruction on,
+    /// has to know that neither works. So a missing socket counts as a problem with `auto`, too.
     fn switched_off(&self) -> String {
         format!(
             "NRI is off: {} does not exist, so containers are pinned one or two seconds after their start and get no thread \
@@ -89,7 +90,6 @@ impl RuntimeLink {
         )
     }
 
-    /// The connection's state now.
     pub(in crate::agent) fn connection(&self) -> watch::Ref<'_, ConnectionState> {
         self.state.borrow()
     }

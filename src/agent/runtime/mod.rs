@@ -1,4 +1,5 @@
-//! The agent's side of the container runtime: runtime requests to the reconciler, and the reconciler's answers.
+//! The agent's side of the container runtime: its requests to the reconciler, and the reconciler's
+//! answers.
 //!
 //! ```text
 //!  runtime ── create ──> CPUs, memory nodes, environment ──> the container's own configuration
@@ -29,7 +30,7 @@ use crate::pin::Snapshot;
 
 pub(super) use link::{RuntimeLink, RuntimeLinkState};
 
-/// The plugin's name at the runtime.
+/// How the plugin registers with the runtime.
 const NAME: &str = "pinfold";
 
 /// The two steps that end the connection to the runtime.
@@ -40,15 +41,16 @@ pub(super) struct ShutdownSignals {
     pub(super) all_answered: CancellationToken,
 }
 
-/// The link of an agent that found no NRI at its start. `None` if the missing NRI is no problem: the configuration forbids NRI,
-/// or the node belongs to no cluster and may have no container runtime.
+/// The link of an agent that found no NRI at its start. `None` if that is no problem, because the
+/// configuration forbids NRI, or because the node belongs to no cluster and may have no container
+/// runtime.
 fn unused(wanted: &Runtime, has_cluster: bool) -> Option<RuntimeLink> {
     let may_use = wanted.nri != AutoSwitch::Never && has_cluster;
     may_use.then(|| RuntimeLink::unused(&wanted.socket))
 }
 
-/// Starts the task that serves the connection to the runtime, if the configuration or a socket asks for one. `None` if nobody
-/// misses the connection.
+/// Starts the task that serves the connection to the runtime, if the configuration or a socket asks
+/// for one. `None` if nobody misses the connection.
 pub(super) fn start(
     node: &AgentNode,
     tasks: &mut Tasks,
@@ -80,9 +82,10 @@ pub(super) fn start(
         all_answered,
     } = shutdown;
     tasks.spawn_to_its_end(async move {
-        // The reconciler ends with the connection's task, also after an error.
+        // The reconciler ends with the connection's task, even after an error.
         let _all_answered = all_answered.drop_guard();
-        // No good answer exists before the first snapshot. Until then, containers start as if no agent ran.
+        // Before the first snapshot there is no good answer, so until then containers start as if
+        // no agent ran.
         tokio::select! {
             () = requested.cancelled() => return Ok(()),
             known = first.wait_for(Option::is_some) => if known.is_err() { return Ok(()) },

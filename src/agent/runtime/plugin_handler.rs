@@ -19,25 +19,23 @@ use crate::nri::{
 };
 use crate::pod::{Pod, is_required};
 
-/// The variable with a container's exclusive CPUs.
+/// The variable that names a container's exclusive CPUs.
 const CPUS: &str = "PINFOLD_CPUS";
 
-/// The limits of the wait for the Node's slot: the time since the agent's start, and the time of one wait. Half of the time that
-/// is left until the request's deadline is the third limit.
+/// How long an answer may wait for the Node's slot: the time since the agent's start, and the time
+/// of one wait. Half of the time that is left until the request's deadline is the third limit.
 const SLOT_WAIT: (Duration, Duration) = (Duration::from_secs(10), Duration::from_millis(400));
 
 /// The API server as a source of pods.
 pub(super) struct ApiSource {
-    /// The state of the connection to the API server.
     pub(super) link: ClusterLink,
     /// The pods that the API server lists.
     pub(super) pods: watch::Receiver<ApiPods>,
 }
 
-/// Answers the runtime's events.
 pub(super) struct PluginHandler {
-    /// The queue to the reconciler. A single queue keeps the order of the runtime's events. The queue has no limit, since the
-    /// runtime waits for the answer to each event.
+    /// A single queue to the reconciler keeps the runtime's events in order. It has no limit,
+    /// because the runtime waits for the answer to each event.
     reconciler: mpsc::UnboundedSender<AgentEvent>,
     /// The connection to the API server, and the wait for new pods, where the API is used.
     api: Option<(ClusterLink, ApiWait)>,
@@ -76,7 +74,7 @@ impl PluginHandler {
         }
     }
 
-    /// The event for a pod's current state: the pod, or the end of the pod.
+    /// The event for a pod's current state: the pod, or that it has ended.
     fn update_of(&self, sandbox: &PodSandbox) -> Option<AgentEvent> {
         let gone = || {
             nri::pod(sandbox, [])
@@ -89,7 +87,8 @@ impl PluginHandler {
         update.or_else(gone).map(AgentEvent::Runtime)
     }
 
-    /// Notes in the inventory that a container or a sandbox has stopped or was removed, and informs the reconciler.
+    /// Notes in the inventory that a container or a sandbox has stopped or was removed, and tells
+    /// the reconciler.
     fn remove_ended(&self, event: nri::Event, request: &nri::EventRequest) {
         let mut inventory = lock(&self.inventory);
         match event {
@@ -107,12 +106,12 @@ impl PluginHandler {
     }
 
     fn send(&self, event: AgentEvent) {
-        // A closed queue means that the reconciler has stopped. The agent then stops as well.
+        // A closed queue means that the reconciler has stopped, and the agent then stops as well.
         let _ = self.reconciler.send(event);
     }
 
-    /// The runtime's pod with this uid, if a sandbox is left. The pod has the containers of all its sandboxes, since a replaced
-    /// sandbox stays for a while.
+    /// The runtime's pod with this uid, if it has a sandbox left. It has the containers of all its
+    /// sandboxes, because a replaced sandbox stays for a while.
     fn pod(&self, uid: &str) -> Option<RuntimePod> {
         let inventory = lock(&self.inventory);
         let sandboxes = || {
@@ -157,8 +156,9 @@ impl PluginHandler {
         answer.await.ok()
     }
 
-    /// Waits until the API server lists the pod. The runtime does not know pod-level resources and the kinds of containers.
-    /// Without the wait, the answer would depend on the faster source.
+    /// Waits until the API server lists the pod, because the runtime does not know pod-level
+    /// resources and the kinds of containers. Without the wait, the answer would depend on which
+    /// source is faster.
     async fn wait_for_api(&self, uid: Option<&str>, deadline: tokio::time::Instant) {
         let (Some((link, wait)), Some(uid)) = (&self.api, uid) else {
             return;
@@ -169,13 +169,14 @@ impl PluginHandler {
         }
     }
 
-    /// The Node's slot, as variables. A new agent must first read the slot, so early CreateContainer requests wait.
+    /// The Node's slot, as variables. A new agent must first read it, so early CreateContainer
+    /// requests wait.
     async fn slot(&self, deadline: tokio::time::Instant) -> BTreeMap<String, String> {
         let Some(mut slot) = self.slot.clone() else {
             return BTreeMap::new();
         };
         let left = SLOT_WAIT.0.saturating_sub(self.started_at.elapsed());
-        // The decision is made, and only the answer is left to send.
+        // The decision is made, and only the answer remains to be sent.
         let rest = deadline.saturating_duration_since(tokio::time::Instant::now());
         let left = left.min(SLOT_WAIT.1).min(rest / 2);
         let known = slot.wait_for(|state| state.usual.is_some());
@@ -221,7 +222,8 @@ impl PluginHandler {
             mems: memory,
             ..CpuChange::default()
         };
-        // The quota is lifted at StartContainer, when the cgroup exists. The assignment record then keeps the previous quota.
+        // The quota is lifted at StartContainer, when the cgroup exists, and the assignment record
+        // then keeps the previous one.
         ContainerAdjustment {
             env,
             annotations,
@@ -261,7 +263,8 @@ impl nri::Plugin for PluginHandler {
             self.remove_ended(*event, request);
         }
         match call {
-            // The inventory is incomplete after the timeout. The refusal closes the connection, and a new connection follows.
+            // The inventory is incomplete after the timeout. The refusal closes the connection, so
+            // that a new one follows.
             UnansweredCall::Synchronize => Err(Refusal::new(format!(
                 "Pinfold could not process the existing pods and containers: {why}"
             ))),
@@ -293,7 +296,8 @@ impl nri::Plugin for PluginHandler {
         lock(&self.inventory).replace(pods, containers);
         let all = uids.iter().filter_map(|uid| self.pod(uid)).collect();
         self.send(AgentEvent::Runtime(RuntimeUpdate::All(all)));
-        // Running containers stay unchanged here. The reconciler changes their cgroups later, in its own order.
+        // Running containers stay unchanged here, because the reconciler changes their cgroups
+        // later, in its own order.
         Ok(())
     }
 
@@ -332,8 +336,8 @@ impl nri::Plugin for PluginHandler {
             }
             Some(admission) => Ok(self.adjustment(container, admission, deadline).await),
             None if required => Err(Refusal::new(gate::UNSEEN)),
-            // The container belongs to no pod, or no answer came. The container is created unchanged, and a later turn handles
-            // its cgroup.
+            // The container belongs to no pod, or no answer came. It is created unchanged, and a
+            // later turn handles its cgroup.
             None => Ok(ContainerAdjustment::default()),
         };
         self.record_time("create", start);
@@ -384,7 +388,8 @@ impl nri::Plugin for PluginHandler {
         let pod = nri::pod(sandbox, [container]);
         let given = pod.container(&container.name);
         let was_given = given.is_some_and(|container| container.given_cpus.is_some());
-        // The runtime has no set of Pinfold's for any other container. A set of somebody else stays as requested.
+        // Only for such a container does the runtime hold a set of Pinfold's. A set of somebody
+        // else stays as requested.
         let (Some(uid), true) = (pod.cgroup_uid().map(str::to_owned), was_given) else {
             return Ok(CpuChange::default());
         };
@@ -424,7 +429,8 @@ impl nri::Plugin for PluginHandler {
     }
 }
 
-/// Removes the injected variables from the environment. The remaining variables come from the image and the pod's author.
+/// Removes the injected variables from the environment, so that only those of the image and of the
+/// pod's author are left.
 fn without_injected_variables(mut reported: RuntimePod) -> RuntimePod {
     for container in &mut reported.pod.containers {
         let injected = reported
@@ -437,7 +443,7 @@ fn without_injected_variables(mut reported: RuntimePod) -> RuntimePod {
     reported
 }
 
-/// Locks a mutex, also after a panic: no holder leaves inconsistent data.
+/// Locks a mutex, even after a panic, because no holder leaves inconsistent data.
 fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
@@ -513,8 +519,8 @@ mod tests {
         assert_eq!(kinds, ["new", "new", "cgroups of uid"]);
     }
 
-    /// The ids of the containers that an event reports, and whether the event is a creation. The dropped reply lets the creation go
-    /// on without an answer.
+    /// The ids of the containers that an event reports, and whether it is a creation. The dropped
+    /// reply lets the creation go on without an answer.
     fn reported_ids(event: AgentEvent) -> (String, bool) {
         let creates = matches!(event, AgentEvent::Create { .. });
         let (AgentEvent::Runtime(RuntimeUpdate::Pod(pod)) | AgentEvent::Create { pod, .. }) = event

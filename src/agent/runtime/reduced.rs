@@ -1,7 +1,7 @@
 //! Pods and containers of the container runtime, reduced to what Pinfold's decisions use and to a limited size.
 //!
-//! The limits are those of `pod::reduced`, for the reasons given there. They hold at the creation of a container and in the lists
-//! after a reconnect alike.
+//! The limits are those of `pod::reduced`, for the reasons given there. They hold in the same way
+//! when a container is created and in the lists after a reconnect.
 
 use crate::nri::{self, Container, PodSandbox};
 use crate::pod::reduced::{
@@ -9,8 +9,8 @@ use crate::pod::reduced::{
 };
 use crate::pod::{THREAD_VARIABLES, variable_counts};
 
-/// The runtime's annotation with the names of the variables that Pinfold injected. After a restart of Pinfold only the
-/// annotation distinguishes injected variables from the user's variables.
+/// The runtime's annotation with the names of the variables that Pinfold injected. After a restart
+/// of Pinfold, nothing else tells injected variables from the user's.
 pub(super) const INJECTED: &str = "pinfold.io/injected";
 
 /// A copy of a sandbox with limited labels and annotations.
@@ -27,8 +27,9 @@ pub(super) fn reduced_pod(pod: &PodSandbox) -> PodSandbox {
     }
 }
 
-/// A copy of a container with only the arguments, variables and annotations that affect Pinfold's decisions. The inventory keeps
-/// the copy as long as the container exists, and the kubelet sets seven variables for each Service of the namespace.
+/// A copy of a container with only the arguments, variables and annotations that affect Pinfold's
+/// decisions. Size matters, because the inventory keeps the copy as long as the container exists,
+/// and the kubelet sets seven variables for each Service of the namespace.
 pub(super) fn reduced_container(container: &Container) -> Container {
     let is_needed = |key: &str| {
         [INJECTED, nri::GIVEN_CPUS_ANNOTATION].contains(&key)
@@ -59,15 +60,15 @@ fn name(line: &str) -> &str {
     line.split_once('=').map_or(line, |(name, _)| name)
 }
 
-/// The variables that affect decisions, as far as they fit, those that size thread pools first. Only the name is kept of a variable
-/// that is too long.
+/// The variables that affect decisions, as far as they fit, beginning with those that size thread
+/// pools. Of a variable that is too long, only the name is kept.
 fn variables(container: &Container) -> Vec<String> {
     let injected = annotation_values(container, INJECTED);
     let is_users = |line: &&String| {
         line.split_once('=')
             .is_some_and(|(variable, _)| !injected.iter().any(|name| name == variable))
     };
-    // One variable of the user shows that the environment is known.
+    // A single variable of the user's shows that the environment is known.
     let first = container.env.iter().position(|line| is_users(&line));
     let needed = container.env.iter().enumerate();
     let needed = needed.filter(|(at, line)| Some(*at) == first || variable_counts(name(line)));

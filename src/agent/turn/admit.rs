@@ -12,8 +12,9 @@ use crate::pin::decide::Decisions;
 use crate::pin::{self, Enforcement, Step};
 use crate::pod::{self, ContainerKind, PodList, RecognizedPod};
 
-/// Decides about the container of a CreateContainer request, and writes the pod's assignment record. Neither the container's
-/// cgroup nor its program exists so far, so nothing else is written.
+/// Decides about the container of a CreateContainer request, and writes the pod's assignment
+/// record. Nothing else is written, because neither the container's cgroup nor its program exists
+/// yet.
 ///
 /// # Errors
 /// The pod is unknown, it lacks CPUs that other pods may free, or a running container would move to make room.
@@ -41,7 +42,7 @@ pub fn admit(
         PodList::from([pod])
     };
     let decide = |world: &World| {
-        // A move may affect any pod. Without moves, the request's pod is enough.
+        // A move may affect any pod. Without one, the request's pod is enough.
         let only = || world.observed().only(uid).unwrap_or_default();
         if moves > 0 {
             world.decide(context.node, (&pods, world.observed()), moves)
@@ -52,7 +53,7 @@ pub fn admit(
     let mut decisions = decide(world);
     let is_lacking =
         |decisions: &Decisions| decision(&pods, uid, container, decisions).is_some_and(lacks);
-    // Owners of CPUs may have ended since they were read.
+    // Owners of CPUs may have ended since they were last read.
     if is_lacking(&decisions) && world.forget_ended_owners(kernel) {
         decisions = decide(world);
     }
@@ -79,9 +80,11 @@ pub fn admit(
     })
 }
 
-/// Whether the mirror is good enough for the answer. A pod's new cgroup has another record, or none. With enforcement `cpuset`,
-/// the pod's CPUs must be unchanged, too, because the record keeps the earlier CPUs. An init container, and any container beside
-/// partitions of the pod's others, must leave their CPUs alone, so the pod is then read again to see which of them still exist.
+/// Whether the mirror is good enough for the answer. If the pod has a new cgroup, this has another
+/// record or none. With enforcement `cpuset`, the pod's CPUs must be unchanged, too, because the
+/// record keeps the earlier CPUs. An init container must leave the CPUs of the pod's others alone,
+/// and so must any container beside partitions of theirs. The pod is then read again to see which
+/// of them still exist.
 fn is_current(
     world: &World,
     kernel: &impl Kernel,
@@ -119,7 +122,8 @@ fn is_current(
         && (context.node.enforcement != Enforcement::Cpuset || has_same_cpus())
 }
 
-/// Writes the pod's assignment record, and compares it with the wanted one. Returns the errors of the step.
+/// Writes the pod's assignment record, and compares it with the wanted one. Returns the errors of
+/// the step.
 fn record(
     world: &mut World,
     kernel: &impl Kernel,

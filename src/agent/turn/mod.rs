@@ -1,8 +1,9 @@
-//! A turn: observe, decide, plan, apply, and then the reconciler publishes the result.
+//! A turn observes, decides, plans and applies. The reconciler then publishes the result.
 //!
-//! There are three kinds. [`reconcile`] is about all pods. [`admit`] answers one CreateContainer and [`start`] one
-//! StartContainer; both look at the request's pod, and ask for a turn about all pods with [`NeedsAllPods`] if this is not
-//! enough. This module has the stages that they share.
+//! There are three kinds. [`reconcile`] is about all pods. [`admit`] answers one CreateContainer
+//! and [`start`] one StartContainer. These two look at the request's pod, and ask for a turn about
+//! all pods with [`NeedsAllPods`] if this is not enough. This module has the stages that they
+//! share.
 
 mod admit;
 mod reconcile;
@@ -27,14 +28,14 @@ use crate::pod::{Entitlement, PodList, RecognizedPod};
 pub struct TurnContext<'a> {
     /// The node as decisions see it. If no reserved CPUs are configured, the world chooses them.
     pub node: DecisionContext<'a>,
-    /// How many running containers may be moved in an hour.
+    /// How many running containers may move in an hour.
     pub moves_per_hour: usize,
     /// The time between two sweeps.
     pub interval: Duration,
 }
 
-/// A turn about a single pod can't answer the request, so a turn about all pods is necessary. `admit` may have written the pod's
-/// record by then, and `start` the pod's cgroups.
+/// A turn about a single pod can't answer the request, so one about all pods is necessary. By then,
+/// `admit` may have written the pod's record, and `start` its cgroups.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct NeedsAllPods;
 
@@ -57,7 +58,7 @@ pub struct TurnResult {
 // === impl TurnResult ===
 
 impl TurnResult {
-    /// The decision about a container; `None` for a container outside the pod's description.
+    /// `None` for a container outside the pod's description.
     pub fn decision(&self, uid: &str, container: &str) -> Option<&Decision> {
         decision(&self.pods, uid, container, &self.decisions)
     }
@@ -68,7 +69,6 @@ impl TurnResult {
     }
 }
 
-/// The decision about a container of `pods`.
 fn decision<'d>(
     pods: &[Arc<RecognizedPod>],
     uid: &str,
@@ -95,13 +95,15 @@ fn lacks(decision: &Decision) -> bool {
 
 /// Whether a turn about all pods may free CPUs for a container that lacks some, according to the mirror.
 ///
-/// With 250 pods, a turn about all pods takes 30 to 100 ms. A creation answered after this check takes 2 ms, the check included.
-/// Without the check, each container of a burst on a full node waits for such a turn.
+/// With 250 pods, a turn about all pods takes 30 to 100 ms, and a creation that is answered after
+/// this check 2 ms, the check included. Without it, each container of a burst on a full node would
+/// wait for such a turn.
 fn may_free_cpus(world: &mut World, kernel: &impl Kernel, context: &TurnContext<'_>) -> bool {
     if !world.ledger.excluded.is_empty() || world.has_ended_owner(kernel) {
         return true;
     }
-    // Of a pod that the lists lack, only existing containers keep CPUs, and it may have lost some since it was read.
+    // If the lists lack a pod, only its existing containers keep CPUs, and it may have lost some
+    // since it was read.
     let owners = world.ledger.assignments.keys().cloned();
     let missing: Vec<String> = owners.filter(|uid| world.pods().is_missing(uid)).collect();
     for uid in missing {
@@ -117,7 +119,7 @@ fn may_free_cpus(world: &mut World, kernel: &impl Kernel, context: &TurnContext<
     gives_up || !decisions.moves.is_empty()
 }
 
-/// Notes the CPUs chosen for the pod's containers, until the pod's assignment record has them.
+/// Notes the CPUs chosen for the pod's containers until the pod's assignment record has them.
 fn keep_assignment(world: &mut World, uid: &str, pods: &PodList, decisions: &Decisions) {
     for decision in &decisions.containers {
         let pod = pods.get(decision.pod);

@@ -14,9 +14,9 @@ use crate::pod::PodList;
 /// How a turn about all pods ended.
 #[derive(Debug)]
 pub enum TurnEnd {
-    /// The turn has run to its end. [`TurnResult::errors`] names the failed steps.
+    /// [`TurnResult::errors`] names the steps that failed.
     Done(Box<TurnResult>),
-    /// Everything reads as before, and nothing asks for a decision.
+    /// Everything reads as it did before, and nothing asks for a decision.
     Unchanged,
     /// An urgent event waits. What is done is safe, and a later turn does the rest.
     Interrupted,
@@ -47,8 +47,9 @@ impl From<anyhow::Error> for EarlyEnd {
     }
 }
 
-/// Reads what may have changed, decides about all pods, and carries the plan out. Between two units of work the turn ends if
-/// `is_urgent` returns true: a runtime request or a new pod waits.
+/// Reads what may have changed, decides about all pods, and carries the plan out. If `is_urgent`
+/// returns true between two units of work, because a runtime request or a new pod waits, the turn
+/// ends there.
 pub fn reconcile(
     world: &mut World,
     kernel: &impl Kernel,
@@ -69,8 +70,9 @@ pub fn reconcile(
     }
 }
 
-/// A turn about all pods for a runtime request that one pod could not satisfy. It reads every pod again. For CreateContainer,
-/// `creates` is the uid of the container's pod, whose assignments are kept until the cgroup exists.
+/// A turn about all pods for a runtime request that one about its pod could not satisfy. It reads
+/// every pod again. For CreateContainer, `creates` is the uid of the container's pod, whose
+/// assignments are kept until the cgroup exists.
 pub fn reconcile_for(
     world: &mut World,
     kernel: &impl Kernel,
@@ -109,7 +111,8 @@ fn run(
     world.note_drift(&drift);
     let before = (!steps.is_empty()).then(|| world.observed().clone());
     let count = steps.len();
-    // Drift and moves are counted once, so a turn that repairs one or makes the other runs to its end.
+    // Drift and moves must be counted only once, so a turn that repairs one or makes the other runs
+    // to its end.
     let may_end = drift.is_empty() && decisions.moves.is_empty() && !world.is_first;
     let mut is_urgent = || may_end && is_urgent();
     let owned = world.ledger.exclusive();
@@ -122,7 +125,8 @@ fn run(
     if !applied.is_empty() {
         let steps = applied.iter().map(|done| &done.step);
         world.mirror.note_steps(steps, Instant::now());
-        // The reading below also covers what the events of these steps report, so they must not start another turn.
+        // What is read below also covers the events of these steps, so they must not start another
+        // turn.
         world.note_changes(&kernel.changes());
     }
     let seen = if is_complete {
@@ -131,7 +135,7 @@ fn run(
         Err(EarlyEnd::Interrupted)
     };
     if let Err(end) = seen {
-        // Some records are written, and the sets of their containers may not be.
+        // Some records are written, but perhaps not yet the sets of their containers.
         world.read_recorded(&applied, kernel)?;
         if !applied.is_empty() {
             let recent = world.recently_assigned.union(&owned);
@@ -171,10 +175,11 @@ fn observe(
     Ok(())
 }
 
-/// Plans, reads what the plan writes to and what was not read since the turn has `begun`, and plans anew if it has changed.
+/// Makes a plan, reads what it writes to and was not read since the turn has `begun`, and plans
+/// anew if that has changed.
 ///
-/// A running container moves only after every pod was read in the turn, so a move that comes up in the second plan may need a third
-/// one.
+/// A running container moves only after the turn has read every pod, so a move that comes up in the
+/// second plan may need a third.
 fn plan_from_fresh_values(
     world: &mut World,
     kernel: &impl Kernel,
@@ -220,9 +225,11 @@ fn plan(world: &mut World, kernel: &impl Kernel, context: &TurnContext<'_>) -> P
     }
 }
 
-/// Notes the drift after the last step. Repaired drift that returns in a later turn counts as new drift. What another program has
-/// written during the turn is counted here, because later turns compare with `world.drift`, which has it by then. What this turn has
-/// written to, or known before, is left out: the difference may be a step that failed, or that changed effective CPUs below.
+/// Notes the drift after the last step. If drift is repaired and returns in a later turn, it counts
+/// as new. What another program has written during the turn is counted here, because later turns
+/// compare with `world.drift`, which has it by then. Left out is what this turn has written to or
+/// knew before: there, the difference may come from a step that failed, or that changed effective
+/// CPUs below.
 fn note_drift_left(world: &mut World, context: &TurnContext<'_>, applied: &[AppliedStep]) {
     let left = world.find_drift(context.node.topology, context.node.enforcement);
     let is_own = |drift: &Drift| {
@@ -241,8 +248,9 @@ fn note_drift_left(world: &mut World, context: &TurnContext<'_>, applied: &[Appl
     world.drift = left;
 }
 
-/// Carries the steps out, and stops between two units for an urgent event. Each leading step that is safe alone ([`is_unit`]) is
-/// a unit; the first other step and all that follow it are the last one.
+/// Carries the steps out, and stops between two units for an urgent event. Each leading step that
+/// is safe alone ([`is_unit`]) is a unit; the first other step and all that follow it are the last
+/// one.
 fn apply(
     world: &World,
     kernel: &impl Kernel,
@@ -259,8 +267,9 @@ fn apply(
     })
 }
 
-/// Whether a step is a unit of its own: the state after it is safe, and the next turn plans the rest anew. After any other
-/// step, for example on a partition, only a complete turn notes when an owner's CPUs came into force.
+/// Whether a step is a unit of its own, because the state after it is safe and the next turn can
+/// plan the rest anew. After any other step, for example on a partition, only a complete turn notes
+/// when an owner's CPUs came into force.
 fn is_unit(step: &Step) -> bool {
     matches!(
         step,

@@ -9,11 +9,12 @@ use crate::pin::decide::RefusalSource;
 use crate::pin::{self, Enforcement, Step};
 use crate::pod::PodList;
 
-/// Puts the CPUs of the pod of a StartContainer request in force. The container's cgroup exists, its program does not run.
+/// Puts the CPUs of the pod of a StartContainer request in force. The container's cgroup exists by
+/// now, but its program does not run.
 ///
 /// # Errors
-/// The pod or its cgroup is unknown, it has drifted, or it lacks CPUs that other pods may free. The pod's cgroups may have been
-/// written.
+/// The pod or its cgroup is unknown, it has drifted, or it lacks CPUs that other pods may free. By
+/// then, its cgroups may have been written.
 pub fn start(
     world: &mut World,
     kernel: &impl Kernel,
@@ -31,7 +32,7 @@ pub fn start(
         return Err(NeedsAllPods);
     }
     world.read_above(kernel).map_err(|_| NeedsAllPods)?;
-    // With enforcement `cpuset`, Pinfold itself takes the pod's CPUs from the remaining containers.
+    // With enforcement `cpuset`, it is Pinfold that takes the pod's CPUs from the other containers.
     let takes_from_others = enforcement == Enforcement::Cpuset && !world.is_alone(uid);
     let (pods, observed) = if takes_from_others {
         let read = world.read_dirty(kernel, &mut || false);
@@ -57,8 +58,8 @@ pub fn start(
     }
     let only = (!takes_from_others).then_some(uid);
     world.gate_isolated_partitions(&mut decisions, (kernel, enforcement), only);
-    // CreateContainer has recorded all CPUs of the pod. CPUs outside the record need a turn about all pods, because another
-    // container may run on these CPUs.
+    // CreateContainer has recorded all CPUs of the pod. Another container may run on CPUs outside
+    // the record, so these need a turn about all pods.
     let wanted = decisions.desired.assignment(uid).cpus();
     if enforcement == Enforcement::Cpuset && !wanted.is_subset(&world.ledger.of(uid).cpus()) {
         return Err(NeedsAllPods);

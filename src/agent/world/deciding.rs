@@ -12,7 +12,7 @@ use crate::pin::decide::{DecisionContext, DecisionInput, Decisions, decide};
 use crate::pin::{self, Drift, DriftInput, Enforcement, Observed};
 use crate::pod::RecognizedPod;
 
-/// The period of the limit on moves.
+/// The moves within this time are limited.
 const HOUR: Duration = Duration::from_secs(3600);
 
 // === impl World ===
@@ -27,8 +27,9 @@ impl World {
         }
     }
 
-    /// Chooses the default reserved CPUs at the start, and again when pods can use none of them. Assigned, excluded or withheld
-    /// CPUs are never chosen: reserved CPUs are the part of the pods' CPUs that stays shared.
+    /// Chooses the default reserved CPUs at the start, and again when pods can use none of them. It
+    /// never chooses assigned, excluded or withheld CPUs, because the reserved CPUs are the part of
+    /// the pods' CPUs that stays shared.
     pub(in crate::agent) fn choose_reserved(&mut self, context: &DecisionContext<'_>) {
         if context.reserved.is_empty() {
             agent_node::choose_reserved(&mut self.default_reserved, context.topology, &self.ledger);
@@ -79,8 +80,8 @@ impl World {
         decisions
     }
 
-    /// Marks the pods whose partitions must wait before becoming isolated. `only` is the pod of a turn that decides about a
-    /// single pod. Without enforcement `partition`, no pod is isolated.
+    /// Marks the pods whose partitions must wait before they become isolated. `only` is the pod of
+    /// a turn that decides about a single one. Without enforcement `partition`, no pod is isolated.
     pub(in crate::agent) fn gate_isolated_partitions(
         &mut self,
         decisions: &mut Decisions,
@@ -102,8 +103,9 @@ impl World {
     /// The part of a decision about a new container that the runtime may write to the container's cgroup: all of `cpus`, or
     /// nothing.
     ///
-    /// Linux 6.12 makes a partition invalid if the `cpuset.cpus` of another container of the pod meets it. The CPUs of such
-    /// partitions are written at StartContainer, after the partitions have given them up.
+    /// Linux 6.12 makes a partition invalid if the `cpuset.cpus` of another container of the pod
+    /// meets it. So where they meet, the CPUs are written only at StartContainer, after the
+    /// partitions have given them up.
     pub fn cpus_for_runtime(&self, uid: &str, container: &str, cpus: &CpuSet) -> Option<CpuSet> {
         let pod = self.mirror.pod(uid);
         let held = pod.map(|pod| pod.partitions_of_others(container));
@@ -111,7 +113,8 @@ impl World {
         is_free.then(|| cpus.clone())
     }
 
-    /// Whether no container of another pod runs on the pod's CPUs. Pods that must be read again may.
+    /// Whether no container of another pod runs on the pod's CPUs. A pod that must be read again
+    /// may.
     pub(in crate::agent) fn is_alone(&self, uid: &str) -> bool {
         let wanted = self.ledger.of(uid).cpus();
         let is_on = |cgroup: &ContainerCgroup| {

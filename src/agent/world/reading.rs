@@ -12,7 +12,8 @@ use crate::pin::{AppliedStep, Ledger};
 // === impl World ===
 
 impl World {
-    /// Reads the ledger from the mirror, with the lost CPUs as known. Pending assignments end that are recorded by now.
+    /// Reads the ledger from the mirror, with the lost CPUs as known, and ends the pending
+    /// assignments that are recorded by now.
     pub(in crate::agent) fn renew_ledger(&mut self, lost: CpuSet) {
         let observed = self.mirror.observed();
         self.ledger = Ledger::read(observed, lost);
@@ -23,7 +24,7 @@ impl World {
     /// Reads a new pod, before the first CreateContainer of the pod.
     pub fn read_new_pod(&mut self, uid: &str, kernel: &impl Kernel) {
         if self.mirror.is_complete() && self.mirror.pod(uid).is_none() {
-            // A request about the pod reads it again, and reports an error.
+            // A request about the pod reads it again, and reports the error.
             let _ = self.mirror.read_pod(uid, kernel, &self.pods);
         }
     }
@@ -39,7 +40,8 @@ impl World {
             self.metrics.set_swept();
         }
         if reading == Reading::Complete {
-            // The sets above are read after the pods: the CPUs of a partition that ends meanwhile then count as offered.
+            // The sets above are read after the pods, so that the CPUs of a partition that ends
+            // meanwhile count as offered.
             self.mirror.read_surroundings(kernel)?;
             reading = self.mirror.read_effective(kernel, is_urgent)?;
             if self.pods.note_records(self.mirror.observed()) {
@@ -73,7 +75,8 @@ impl World {
         self.mirror.read_above(kernel)
     }
 
-    /// Reads the pods again whose records the steps have written. The ledger then has their assignments.
+    /// Reads the pods again whose records the steps have written, so that the ledger has their
+    /// assignments.
     pub(in crate::agent) fn read_recorded(
         &mut self,
         applied: &[AppliedStep],
@@ -84,8 +87,8 @@ impl World {
         Ok(())
     }
 
-    /// Notes the earlier sets of cgroups that lost CPUs because the CPUs went offline. Only cgroup v1 needs the notes. Returns
-    /// the errors.
+    /// Notes the earlier sets of cgroups that lost CPUs because these went offline, which only
+    /// cgroup v1 needs. Returns the errors.
     pub(in crate::agent) fn note_offline_cpus(
         &mut self,
         kernel: &impl Kernel,
@@ -109,7 +112,7 @@ impl World {
             .any(|pod| self.ledger.assignments.contains_key(&pod.uid) && !kernel.exists(&pod.path))
     }
 
-    /// Forgets owners whose pod cgroups were removed. Returns whether the owners' CPUs can be assigned.
+    /// Forgets owners whose pod cgroups were removed. Returns whether their CPUs can be assigned.
     pub(in crate::agent) fn forget_ended_owners(&mut self, kernel: &impl Kernel) -> bool {
         let assignments = &self.ledger.assignments;
         let mut freed = CpuSet::new();
@@ -132,7 +135,8 @@ impl World {
         let is_free = lost.is_ok_and(|lost| lost.is_empty());
         self.renew_ledger(self.ledger.lost.clone());
         if !is_free {
-            // The kernel has lost the CPUs, or returns the CPUs later. The next turn of all pods reads the CPUs again.
+            // The kernel has lost the CPUs, or returns them later. The next turn of all pods reads
+            // them again.
             self.ledger.excluded = self.ledger.excluded.union(&freed);
         }
         is_free

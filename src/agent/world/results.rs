@@ -52,7 +52,7 @@ impl World {
             } = &done.step
                 && let Some(error) = &error
             {
-                // The turn publishes the refusal. The next timer tick permits a new attempt.
+                // The turn publishes the refusal, and the next timer tick permits a new attempt.
                 self.refused.insert(path.clone(), error.clone());
                 continue;
             }
@@ -78,7 +78,8 @@ impl World {
         errors
     }
 
-    /// Accounts for the notes of sets from before CPUs went offline. The next turn tries again what could not be written.
+    /// Accounts for the notes of sets from before CPUs went offline. What could not be written, the
+    /// next turn tries again.
     pub(in crate::agent) fn account_notes(&mut self, applied: &[AppliedStep]) -> Vec<String> {
         for note in applied.iter().filter(|note| note.error().is_some()) {
             if let Step::Narrowed {
@@ -116,8 +117,8 @@ impl World {
                 decision.note = stays_root.or(decision.note.take());
                 continue;
             };
-            // The runtime may have written the container's CPU set. The container then runs only on its own CPUs, but further
-            // containers may use the CPUs, too.
+            // The runtime may have written the container's CPU set. The container then runs only on
+            // its own CPUs, but others may use them, too.
             let effective = &cgroup.cpuset.effective;
             let cpus = decision.cpus.as_ref();
             let is_confined =

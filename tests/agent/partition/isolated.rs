@@ -7,7 +7,8 @@ use std::thread;
 use super::{partition_tests, work_queues};
 use crate::agent::{Manifests, Settings, worker, worker_with};
 
-/// The number of changes between isolated and balanced. Without care, Linux 6.12 survived 2 to 15 changes.
+/// How often a partition changes between isolated and balanced. Without care, Linux 6.12 survived 2
+/// to 15 changes.
 const TIMES: usize = 6;
 
 #[test]

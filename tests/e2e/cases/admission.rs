@@ -18,7 +18,8 @@ const LEASES: &str = "coordination.k8s.io/v1";
 /// The API version of Events.
 const EVENTS: &str = "events.k8s.io/v1";
 
-/// A client with the rights of the node's agent. A token that is not bound belongs to no pod and no node.
+/// A client with the rights of the node's agent. A token that is not bound belongs to no pod and no
+/// node.
 async fn agent_client(site: &Site<'_>, bound: bool) -> Result<Client> {
     let pod = agent::agent(site.cluster, site.node).await?;
     let mut spec = json!({"audiences": [], "expirationSeconds": 600});
@@ -75,7 +76,7 @@ fn refused<T>(what: &str, answer: Result<T, kube::Error>, part: &str) -> Result<
     }
 }
 
-/// The agent's role allows reads of pods, and refuses everything that the agent does not need.
+/// The agent's role allows reads of pods, and refuses everything that it does not need.
 pub(super) async fn rights(site: &Site<'_>) -> Result<Verdict> {
     let client = agent_client(site, true).await?;
     let of =

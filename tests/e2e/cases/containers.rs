@@ -164,7 +164,7 @@ pub(super) async fn missing_image(site: &Site<'_>) -> Result<Verdict> {
     )))
 }
 
-/// A debug container gets no CPUs of its own, and the pod keeps its CPUs.
+/// A debug container gets no CPUs of its own, and the pod keeps those that it has.
 pub(super) async fn ephemeral(site: &Site<'_>) -> Result<Verdict> {
     if let Some(skipped) = site.lacks(1).await? {
         return Ok(skipped);

@@ -42,8 +42,8 @@ async fn begin(site: &Site<'_>) -> Result<Pinned> {
     })
 }
 
-/// Requires that the container kept its CPUs during the outage, that the node is in order, and that the agent pins a new
-/// pod.
+/// Requires that the container kept its CPUs during the outage, that the node is in order, and that
+/// the agent pins a new pod.
 async fn finish(site: &Site<'_>, before: &Pinned) -> Result<()> {
     let again = site.pinned("train", "main", before.count).await?;
     ensure!(
@@ -163,7 +163,8 @@ async fn node_ready(site: &Site<'_>) -> Result<()> {
         .await
 }
 
-/// Beside the kubelet's static policy the agent only observes. After the way back, the agent pins again.
+/// Beside the kubelet's static policy the agent only observes. When the policy is gone, it pins
+/// again.
 pub(super) async fn kubelet_static(site: &Site<'_>) -> Result<Verdict> {
     if let Some(skipped) = site.lacks(1).await? {
         return Ok(skipped);
@@ -247,7 +248,7 @@ pub(super) async fn api_away(site: &Site<'_>) -> Result<Verdict> {
     )))
 }
 
-/// A new Node object under the old name gets the slot again, with a claim that the new Node owns.
+/// A new Node object under the old name gets the slot again, with a claim that it owns.
 pub(super) async fn node_replaced(site: &Site<'_>) -> Result<Verdict> {
     if let Some(reason) = scene::lacks(site).await? {
         return Ok(Verdict::Skipped(reason));

@@ -129,8 +129,8 @@ pub(super) async fn deferred(site: &Site<'_>) -> Result<Verdict> {
     )))
 }
 
-/// A resize beyond the node's size changes nothing. From Kubernetes 1.36 on, the API server refuses the resize. Before
-/// 1.36, the kubelet reports the resize as infeasible.
+/// A resize beyond the node's size changes nothing. From Kubernetes 1.36 on, the API server refuses
+/// it. Before, the kubelet reports it as infeasible.
 pub(super) async fn infeasible(site: &Site<'_>) -> Result<Verdict> {
     if let Some(skipped) = site.lacks(1).await? {
         return Ok(skipped);

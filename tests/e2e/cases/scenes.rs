@@ -15,7 +15,7 @@ use crate::site::Site;
 /// The time in which labels must not change.
 const QUIET: Duration = Duration::from_secs(8);
 
-/// The node gets the slot of the active case, and gives the slot up without an active case.
+/// The node gets the slot of the active case, and gives it up without one.
 pub(super) async fn labels(site: &Site<'_>) -> Result<Verdict> {
     if let Some(reason) = scene::lacks(site).await? {
         return Ok(Verdict::Skipped(reason));
@@ -186,7 +186,8 @@ pub(super) async fn taint(site: &Site<'_>) -> Result<Verdict> {
     ))
 }
 
-/// A label of another field manager stays, and the agent reports the conflict. The slot follows when the label is gone.
+/// A label of another field manager stays, and the agent reports the conflict. The slot follows
+/// when the label is gone.
 pub(super) async fn conflict(site: &Site<'_>) -> Result<Verdict> {
     if let Some(reason) = scene::lacks(site).await? {
         return Ok(Verdict::Skipped(reason));
