@@ -20,8 +20,8 @@ use crate::text::units;
 ///
 /// The processes are real, in separate cgroups and network namespaces. With four CPUs or more, the job is a parameter server
 /// and workers; with fewer, it is one worker that keeps its parameters itself. Beside the job run neighbors: other pods,
-/// which request the rest of the node. The demo needs root but no cluster, leaves nothing behind, and does not touch a kubelet's
-/// cgroups.
+/// which request the rest of the node. The demo needs root but no cluster, leaves nothing behind, and does not touch a
+/// kubelet's cgroups.
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:
   pinfold demo                    run for 30 seconds, with a live table

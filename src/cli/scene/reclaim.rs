@@ -34,8 +34,8 @@ const DEADLINE: Duration = Duration::from_secs(30);
 /// has ended when every worker has succeeded.
 ///
 /// After the wait of --after, the command deletes the Jobs that still run, and then the Deployments and Services of the
-/// parameter servers. But if a chief or worker that must succeed has failed or is missing, it deletes nothing of the job. The
-/// command keeps no state, so several copies may run at the same time. TFJobs don't need it, because the training operator deletes
+/// parameter servers. But if a chief or worker that must succeed has failed or is missing, it deletes nothing of the job. It
+/// keeps no state, so several copies may run at the same time. TFJobs don't need it, because the training operator deletes
 /// their pods.
 ///
 /// With --watch, the command follows the objects, acts as soon as a job can be reclaimed, and writes Events on the Jobs. With
