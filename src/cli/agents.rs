@@ -27,7 +27,7 @@ const PLUGIN: &str = "kubectl-pinfold";
 /// Whether a command reaches the agents of a cluster, and the namespace of the agents' pods.
 #[derive(Debug, Clone, Args)]
 pub(super) struct ClusterArgs {
-    /// Reach the cluster's agents by port-forwards with the rights of your kubeconfig; the default of kubectl pinfold
+    /// Ask the cluster's agents through port-forwards, with the rights of your kubeconfig; the default of kubectl pinfold
     #[arg(long)]
     pub(super) cluster: bool,
     /// Context of the kubeconfig [default: the current context]

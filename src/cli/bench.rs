@@ -21,26 +21,26 @@ use crate::text::counted;
 
 /// Measure the benefit of pinning and sizing on this machine.
 ///
-/// The bench runs a training job in four ways: shared or pinned, with the host's threads or the right threads. Each round
-/// runs the four ways in a balanced order, beside neighbors: other pods, which request the rest of the node. The processes are
-/// real, in separate cgroups, pinned and sized by the real agent. The bench leaves nothing behind. The bench needs root, and a
-/// node on which no other program assigns CPUs.
+/// The bench runs a training job in four ways: shared or pinned, with the host's thread counts or the right ones. Each round
+/// runs all four in a balanced order, beside neighbors: other pods, which request the rest of the node. The processes are real,
+/// in separate cgroups, and the real agent pins and sizes them. The bench needs root, and a node on which no other program
+/// assigns CPUs. It leaves nothing behind.
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:
   pinfold bench --dry-run                         print the plan and the expected duration
   pinfold bench --svg bench.svg                   run the built-in job, about four minutes
-  pinfold bench --full-node                       fill the node with equal containers, and pin one of them
+  pinfold bench --full-node                       fill the node with equal containers, pin one
   pinfold bench --host-threads 80 --neighbor-pods 4
-                                                  simulate a host with 80 CPUs, beside four busy pods
+                                                  simulate an 80-CPU host, beside four busy pods
   pinfold bench --command 'python3 train.py' --steps '^step'
-                                                  count each output line that begins with step as a step
+                                                  count each line that begins with step as a step
   pinfold bench --command ./train --steps '(?<step>[0-9]+) steps, (?<ms>[0-9.]+) ms'
-                                                  read the number and the duration of steps from a line
+                                                  read each line's step number and duration
   pinfold bench --command './convert all' -o json measure the duration of the command
 
 Exit codes: 0 done, 2 bad input, too few CPUs, no root, another agent, or a failed command; 130 interrupted.")]
 pub(super) struct BenchArgs {
-    /// Number of runs of each of the four ways. A verdict needs 5 rounds.
+    /// Number of rounds, each with one run of every way; a verdict needs 5 rounds.
     #[arg(long, default_value_t = 8, value_parser = value_parser!(u16).range(1..=1000))]
     rounds: u16,
     /// Seconds of measurement per run, after the first step and a warm-up (ignored for a command without --steps).
@@ -56,8 +56,8 @@ pub(super) struct BenchArgs {
     /// job if they fit on a machine with four CPUs or more]
     #[arg(long, value_parser = value_parser!(u32).range(1..=100))]
     workers: Option<u32>,
-    /// Parameter servers of the built-in job; 0: each worker keeps its parameters itself [default: 1, or 0 on a machine with
-    /// fewer than four CPUs]
+    /// Parameter servers of the built-in job; with 0, each worker keeps its parameters itself [default: 1, or 0 on a machine
+    /// with fewer than four CPUs]
     #[arg(long, conflicts_with = "command", value_parser = value_parser!(u32).range(0..=100))]
     ps: Option<u32>,
     /// CPUs of each parameter server; 0 keeps the servers in the shared pool [default: 1 if the machine has room, else 0]
@@ -70,8 +70,8 @@ pub(super) struct BenchArgs {
     /// count this host's CPUs]
     #[arg(long, value_name = "N", value_parser = value_parser!(u32).range(1..=1024))]
     host_threads: Option<u32>,
-    /// Fill the node with equal containers, with the same requests and the same program. One container runs in the four ways (or
-    /// as many as --workers says), and the others stay shared.
+    /// Fill the node with containers that have the same requests and run the same program. One of them (or as many as --workers
+    /// says) runs in the four ways, and the others stay shared.
     #[arg(long, conflicts_with_all = ["ps", "ps_cpus", "neighbors", "neighbor_pods", "neighbor_busy", "neighbor_request"])]
     full_node: bool,
     /// The pods beside the job.
@@ -89,7 +89,7 @@ pub(super) struct BenchArgs {
     /// A shell command to run in place of the built-in job.
     #[arg(long)]
     command: Option<String>,
-    /// A regular expression that matches the command's steps in the lines of standard output [default: measure the duration
+    /// A regular expression that finds the command's steps in the lines of its standard output [default: measure the duration
     /// of the command]
     #[arg(long, value_name = "PATTERN", requires = "command")]
     steps: Option<Pattern>,
@@ -99,13 +99,13 @@ pub(super) struct BenchArgs {
     /// Print the plan and do nothing.
     #[arg(long)]
     dry_run: bool,
-    /// File for a drawing of the figures, as SVG.
+    /// Also draw the figures, as SVG, into this file.
     #[arg(long, value_name = "FILE", conflicts_with = "dry_run")]
     svg: Option<PathBuf>,
     /// Folder where the cgroup hierarchies are mounted.
     #[arg(long, value_name = "DIR", default_value = "/sys/fs/cgroup")]
     cgroup_dir: PathBuf,
-    /// Form of the output.
+    /// Output format.
     #[arg(short, long, value_enum, value_name = "FORM", default_value_t)]
     output: OutputFormat,
 }

@@ -17,7 +17,7 @@ use crate::agent::config::{Config, Overrides};
 pub(super) struct ConfigArgs {
     #[command(flatten)]
     overrides: Overrides,
-    /// Form of the output.
+    /// Output format.
     #[arg(short, long, value_enum, value_name = "FORM", default_value_t)]
     output: OutputFormat,
 }

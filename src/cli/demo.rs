@@ -19,8 +19,9 @@ use crate::text::units;
 /// Run a small training job on this machine: first shared, then pinned and sized by the agent.
 ///
 /// The processes are real, in separate cgroups and network namespaces. With four CPUs or more, the job is a parameter server
-/// and workers; with fewer, the job is one worker that keeps its parameters itself. The neighbors are other pods, which request
-/// the rest of the node. The demo needs root but no cluster, leaves nothing behind, and does not touch a kubelet's cgroups.
+/// and workers; with fewer, it is one worker that keeps its parameters itself. Beside the job run neighbors: other pods,
+/// which request the rest of the node. The demo needs root but no cluster, leaves nothing behind, and does not touch a
+/// kubelet's cgroups.
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:
   pinfold demo                    run for 30 seconds, with a live table
@@ -32,8 +33,8 @@ pub(super) struct Demo {
     /// Seconds of measurement, both halves together.
     #[arg(long, default_value_t = 30, value_parser = clap::value_parser!(u64).range(2..=86_400))]
     seconds: u64,
-    /// Parameter servers of the job, 0 or 1; 0: the worker keeps its parameters itself [default: 1, or 0 on a machine with
-    /// fewer than four CPUs]
+    /// Parameter servers of the job, 0 or 1; with 0, the worker keeps its parameters itself [default: 1, or 0 on a machine
+    /// with fewer than four CPUs]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u8).range(0..=1))]
     ps: Option<u8>,
     /// The pods beside the job.
@@ -45,7 +46,7 @@ pub(super) struct Demo {
     /// Folder where the cgroup hierarchies are mounted.
     #[arg(long, value_name = "DIR", default_value = "/sys/fs/cgroup")]
     cgroup_dir: PathBuf,
-    /// Form of the output.
+    /// Output format.
     #[arg(short, long, value_enum, value_name = "FORM", default_value_t)]
     output: OutputFormat,
 }

@@ -24,7 +24,7 @@ const EXAMPLES: &str = if cfg!(feature = "portforward") {
     "Examples:
   pinfold doctor
   pinfold doctor -o json
-  pinfold doctor --cluster    the nodes of the cluster, as their agents report
+  pinfold doctor --cluster    ask the agents about the nodes of the cluster
 
 Exit codes: 0 pinning can work here, 1 it can't."
 } else {
@@ -35,10 +35,10 @@ Exit codes: 0 pinning can work here, 1 it can't."
 Exit codes: 0 pinning can work here, 1 it can't."
 };
 
-/// Examine this node: features, missing features, consequences, remedies.
+/// Examine this node: what it can do, what it lacks, what follows from that, and the remedies.
 ///
-/// To check extended attributes, the command sets and removes an attribute of the top cgroup. To check partitions, a cgroup
-/// pinfold-probe gets a free CPU for some milliseconds. The command changes nothing else.
+/// Two checks have to write: for extended attributes, the command sets and removes an attribute of the top cgroup, and for
+/// partitions, it gives a free CPU to a cgroup pinfold-probe for some milliseconds. It changes nothing else.
 #[derive(Debug, Args)]
 #[command(after_help = EXAMPLES)]
 pub(super) struct Doctor {
@@ -47,7 +47,7 @@ pub(super) struct Doctor {
     #[cfg(feature = "portforward")]
     #[command(flatten)]
     cluster: ClusterArgs,
-    /// Form of the output.
+    /// Output format.
     #[arg(short, long, value_enum, value_name = "FORM", default_value_t)]
     output: OutputFormat,
 }

@@ -22,8 +22,8 @@ const EXAMPLES: &str = if cfg!(feature = "portforward") {
   pinfold explain worker-0                    explain a pod of this node, from the agent's status
   pinfold explain worker-0 --pods job.yaml    explain a manifest before the pod runs
   pinfold explain train/worker-0 --pods ./pods --root-dir ./machine
-  pinfold explain -n train worker-0           explain a pod of the cluster, from the agent of the pod's node
-  kubectl pinfold explain -n train worker-0   the same, if the program has the name kubectl-pinfold"
+  pinfold explain -n train worker-0           explain a pod of the cluster, from its node's agent
+  kubectl pinfold explain -n train worker-0   the same, if the program is named kubectl-pinfold"
 } else {
     "Examples:
   pinfold explain worker-0                    explain a pod of this node, from the agent's status
@@ -31,7 +31,7 @@ const EXAMPLES: &str = if cfg!(feature = "portforward") {
   pinfold explain train/worker-0 --pods ./pods --root-dir ./machine"
 };
 
-/// Explain a pod: the entitlement and the reason, the CPUs, the thread counts, the variables. The command changes nothing.
+/// Explain a pod, without changing anything: its entitlement with the reason, its CPUs, thread counts and variables.
 #[derive(Debug, Args)]
 #[command(after_help = EXAMPLES)]
 pub(super) struct Explain {
@@ -43,7 +43,7 @@ pub(super) struct Explain {
     /// Address of the agent [default: the address in the configuration]
     #[arg(long, value_name = "ADDRESS", env = "PINFOLD_LISTEN")]
     agent: Option<std::net::SocketAddr>,
-    /// Namespace of a pod of the cluster; the option includes --cluster [default: the namespace of the context]
+    /// Namespace of a pod in the cluster; implies --cluster [default: the namespace of the context]
     #[cfg(feature = "portforward")]
     #[arg(short, long, value_name = "NAMESPACE", value_parser = object_name, conflicts_with = "pods")]
     namespace: Option<String>,
@@ -52,7 +52,7 @@ pub(super) struct Explain {
     access: ClusterAccess,
     #[command(flatten)]
     input: MachineArgs,
-    /// Form of the output.
+    /// Output format.
     #[arg(short, long, value_enum, value_name = "FORM", default_value_t)]
     output: OutputFormat,
 }

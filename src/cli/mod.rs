@@ -64,14 +64,14 @@ const START: &str = if cfg!(all(feature = "demo", feature = "bench", feature = "
   pinfold top                          watch the node's pods, CPUs, threads and traffic
   pinfold run --manifest-dir ./pods    run the agent on the manifests in a folder
 
-A file (see pinfold config) or the environment may also set the agent's options."
+The agent's options may also come from a file (see pinfold config) or from the environment."
 } else {
     "Start here:
   pinfold doctor                       check the features of this node, with remedies
   pinfold topology                     draw the machine and the owners of CPUs
   pinfold run --manifest-dir ./pods    run the agent on the manifests in a folder
 
-A file (see pinfold config) or the environment may also set the agent's options."
+The agent's options may also come from a file (see pinfold config) or from the environment."
 };
 
 /// The output of `--version`, of which `-V` prints only the first line.

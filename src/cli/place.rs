@@ -17,8 +17,8 @@ use crate::text::counted;
 
 /// Show which CPUs a container would get on this machine, and how far they spread.
 ///
-/// The choice is exact: as few cores as possible shared with others, then as few NUMA nodes, sockets and last-level
-/// caches (LLCs), then as much as possible left whole for the next container. Nothing is changed.
+/// The choice is exact: it shares as few cores as possible with others, then takes as few NUMA nodes, sockets and last-level
+/// caches (LLCs) as possible, and then leaves as much as possible whole for the next container. The command changes nothing.
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:
   pinfold place 8                         choose 8 CPUs on this machine, with all CPUs free
@@ -39,26 +39,26 @@ pub(super) struct PlaceArgs {
     /// CPUs to choose from, as a list like 0-3,8 [default: all online CPUs]
     #[arg(long, value_name = "LIST")]
     free: Option<String>,
-    /// Close together, or evenly over NUMA nodes and LLCs.
+    /// Close together, or spread evenly over NUMA nodes and LLCs.
     #[arg(long, value_enum, value_name = "ORDER", default_value_t)]
     placement: Order,
     /// Whole cores if the count allows, only whole cores, or a single CPU of each core with the siblings idle.
     #[arg(long, value_enum, value_name = "RULE", default_value_t)]
     cores: Cores,
-    /// NUMA nodes to stay close to, such as the NUMA node of a GPU, like 0,2.
+    /// NUMA nodes to stay close to, for example those of the GPUs, as a list like 0,2.
     #[arg(long, value_name = "LIST", default_value = "")]
     near: CpuSet,
-    /// As few NUMA nodes as the free CPUs allow, or as few as the count needs on an empty machine; with fewer free CPUs, the
-    /// command refuses.
+    /// As few NUMA nodes as the free CPUs allow, or only as few as the count needs on an empty machine; if the free CPUs don't
+    /// allow that, the command refuses.
     #[arg(long, value_enum, value_name = "RULE", default_value_t)]
     numa: Numa,
-    /// Treatment of CPUs that were isolated at boot.
+    /// How to treat CPUs that were isolated at boot.
     #[arg(long, value_enum, value_name = "RULE", default_value_t)]
     isolated: Isolated,
-    /// Cores of one kind if enough are free, or all cores alike, on hybrid machines.
+    /// On hybrid machines: cores of one kind if enough are free, or all cores alike.
     #[arg(long, value_enum, value_name = "RULE", default_value_t)]
     core_kinds: CoreKinds,
-    /// Form of the output.
+    /// Output format.
     #[arg(short, long, value_enum, value_name = "FORM", default_value_t)]
     output: OutputFormat,
 }

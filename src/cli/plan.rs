@@ -24,20 +24,20 @@ use crate::pod::{
 /// Giving up, moving and gaining take three reconciles; more than this come to nothing new.
 const MOST_RECONCILES: usize = 8;
 
-/// Show the agent's decisions for pods on a machine. The command changes nothing.
+/// Show the agent's decisions for pods on a machine, without changing anything.
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:
   pinfold plan --pods job.yaml                       plan for this machine, with all CPUs free
-  pinfold plan --pods job.yaml --root-dir ./machine  plan for a machine whose sys/ was copied to ./machine
-  pinfold plan --pods ./pods --live --moves 2        plan for this node with its assignments and two moves
+  pinfold plan --pods job.yaml --root-dir ./machine  plan for a machine whose sys/ is in ./machine
+  pinfold plan --pods ./pods --live --moves 2        plan for this node as it is, with two moves
   pinfold plan --pods ps.yaml --pods ./workers -o json")]
 pub(super) struct PlanArgs {
-    /// Manifest file or folder of manifests (YAML or JSON); may be repeated. The agent decides about the pods in this order.
+    /// Manifest file or folder of manifests (YAML or JSON); may be repeated, and the agent decides about the pods in this order.
     #[arg(long, value_name = "FILE", required = true)]
     pods: Vec<PathBuf>,
     #[command(flatten)]
     input: MachineArgs,
-    /// Form of the output.
+    /// Output format.
     #[arg(short, long, value_enum, value_name = "FORM", default_value_t)]
     output: OutputFormat,
 }
@@ -56,10 +56,10 @@ pub(super) struct MachineArgs {
     /// Reserved CPUs, like 0-1,32 [default: the lowest core without an owner and without a CPU isolated at boot]
     #[arg(long, value_name = "LIST", env = "PINFOLD_RESERVED")]
     reserved: Option<CpuSet>,
-    /// Configuration file, for policy and threads.
+    /// Configuration file (YAML) of the agent [default: /etc/pinfold.yaml, if the file exists]
     #[arg(long, value_name = "FILE", env = "PINFOLD_CONFIG")]
     pub(super) config: Option<PathBuf>,
-    /// Start from the current assignments on this node, as reported by the kernel.
+    /// Start from the current assignments on this node, as the kernel reports them.
     #[arg(long, conflicts_with = "root_dir")]
     pub(super) live: bool,
     /// Cgroup that contains the pods' cgroups, with --live; may be repeated [default: podCgroups of the configuration]

@@ -22,12 +22,12 @@ use crate::pin::{self, AppliedStep, Step};
 
 /// Hand every CPU back: restore the CPUs and the quota of each cgroup, and remove every assignment record.
 ///
-/// With --cluster, the command also removes the node's scene labels, taint and claims. Stop the agent first: a running agent
-/// would pin the pods and claim a slot again.
+/// Stop the agent first, because a running one would pin the pods and claim a slot again. With --cluster, the command also
+/// removes the node's scene labels, taint and claims.
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:
-  pinfold release --dry-run      print the writes without writing
-  pinfold release --cluster      remove everything of Pinfold from a node of a cluster
+  pinfold release --dry-run      print what would be written, and write nothing
+  pinfold release --cluster      hand back the CPUs, and remove labels, taint and claims
   pinfold release                hand back only the CPUs
   pinfold release --cluster-only --node-name n1 --kubeconfig admin.conf
                                  remove labels and claims of an unreachable node
@@ -41,13 +41,13 @@ pub(super) struct Release {
     overrides: Overrides,
     #[command(flatten)]
     cluster: cluster::SceneReleaseArgs,
-    /// Print the writes without writing.
+    /// Print what would be written, and write nothing.
     #[arg(long)]
     dry_run: bool,
     /// After the release, accept connections on the listen address until SIGTERM, for a readiness probe.
     #[arg(long, conflicts_with = "dry_run")]
     stay: bool,
-    /// Form of the output.
+    /// Output format.
     #[arg(short, long, value_enum, value_name = "FORM", default_value_t)]
     output: OutputFormat,
 }

@@ -12,14 +12,14 @@ use crate::agent::config::{Config, EnforcementChoice, Log, LogFormat, Overrides}
 /// Run the agent.
 ///
 /// The agent pins the containers of the pods in a folder or on this node of a cluster, follows changes, and serves metrics.
-/// After SIGTERM, every assignment stays. A restarted agent moves no container.
+/// After SIGTERM, every assignment stays, so a restarted agent moves no container.
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:
   pinfold run --manifest-dir ./pods                   pin the pods of the manifests in a folder
   pinfold run --manifest-dir ./pods --reserved 0-1    reserve two CPUs for the system
-  pinfold run --kubeconfig FILE                       pin this node's pods, as the API server lists them
-  pinfold run                                         the same inside a pod, with its service account
-  curl http://127.0.0.1:9470/metrics                  read the metrics; also /status, /healthz, /readyz
+  pinfold run --kubeconfig FILE                       pin this node's pods, from the API server
+  pinfold run                                         the same in a pod, with its service account
+  curl http://127.0.0.1:9470/metrics                  read metrics; also /status, /healthz, /readyz
 
 The log goes to stderr. --log-level debug shows every write.")]
 pub(super) struct RunArgs {

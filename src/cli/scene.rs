@@ -23,12 +23,12 @@ use crate::scene::definition;
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:
   pinfold scene check plan.yaml                       print each mistake with its correction
-  pinfold scene check plan.yaml --nodes nodes.yaml    check also the number and size of the nodes
+  pinfold scene check plan.yaml --nodes nodes.yaml    also check the number and size of the nodes
   pinfold scene labels plan.yaml --nodes nodes.yaml   print which node gets which labels
   pinfold scene status plan.yaml --nodes nodes.yaml   compare the nodes' labels with the active case
-  pinfold scene status --live                         use the plan, the nodes and the claims of the cluster
+  pinfold scene status --live                         use plan, nodes and claims of the cluster
   pinfold scene import --live > plan.yaml             make a plan from the labels of the nodes
-  pinfold scene simulate plan.yaml --count 10         show the node of each task, for 10 invented nodes
+  pinfold scene simulate plan.yaml --count 10         show each task's node, with 10 invented nodes
   pinfold scene render plan.yaml --job job.yaml       print the objects of a training cluster
   pinfold scene reclaim --watch                       delete the parameter servers of ended jobs
   pinfold scene report --prometheus URL               report the resource use of the jobs

@@ -27,12 +27,12 @@ pub(super) struct StatusArgs {
     /// An agent: URL, HOST:PORT or HOST, with an optional NAME= before the address; may be repeated [default: the agent of this node]
     #[arg(long, value_name = "[NAME=]URL")]
     node: Vec<String>,
-    /// File with a bearer token for --node; agents send the full status only to authorized callers
+    /// File with a bearer token for --node, because agents send the full status only to authorized callers
     #[arg(long, value_name = "FILE", requires = "node")]
     token_file: Option<PathBuf>,
     #[command(flatten)]
     access: ClusterAccess,
-    /// Form of the output.
+    /// Output format.
     #[arg(short, long, value_enum, value_name = "FORM", default_value_t)]
     output: OutputFormat,
 }

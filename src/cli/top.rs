@@ -46,32 +46,32 @@ const EXAMPLES: &str = if cfg!(feature = "portforward") {
     "Examples:
   pinfold top                                         watch this node
   pinfold top --cluster                               watch every agent of the cluster
-  kubectl pinfold top                                 the same, if the program has the name kubectl-pinfold
-  pinfold top --node node-1 --node ps=10.0.0.2        watch two nodes, and call the second node ps
-  pinfold top --nodes nodes.txt --sort interference   watch the nodes in a file: URL or NAME=URL in each line
+  kubectl pinfold top                                 the same, if the program is kubectl-pinfold
+  pinfold top --node node-1 --node ps=10.0.0.2        watch two nodes, and call the second one ps
+  pinfold top --nodes nodes.txt --sort interference   watch the nodes in a file, one on each line
   pinfold top --once --width 120 > frame.txt          print a frame as text"
 } else {
     "Examples:
   pinfold top                                         watch this node
-  pinfold top --node node-1 --node ps=10.0.0.2        watch two nodes, and call the second node ps
-  pinfold top --nodes nodes.txt --sort interference   watch the nodes in a file: URL or NAME=URL in each line
+  pinfold top --node node-1 --node ps=10.0.0.2        watch two nodes, and call the second one ps
+  pinfold top --nodes nodes.txt --sort interference   watch the nodes in a file, one on each line
   pinfold top --once --width 120 > frame.txt          print a frame as text"
 };
 
 /// Watch nodes: pods, owners of CPUs, threads, interference, unpinned time, traffic.
 ///
-/// The command requests /status and /metrics of each agent. For a node without a response, the frame shows the reason. Such a
-/// node delays no other node. An unknown value is a dash. The key ? shows all keys.
+/// The values come from /status and /metrics of each agent. If a node does not respond, the frame shows why, and the other
+/// nodes don't wait for it. A dash stands for an unknown value. The key ? shows all keys.
 #[derive(Debug, Args)]
 #[command(after_help = EXAMPLES)]
 pub(super) struct TopArgs {
     /// An agent: URL, HOST:PORT or HOST, with an optional NAME= before the address; may be repeated [default: the agent of this node]
     #[arg(long, value_name = "[NAME=]URL")]
     node: Vec<String>,
-    /// File with an agent in each line.
+    /// File with an agent on each line, written as for --node.
     #[arg(long, value_name = "FILE")]
     nodes: Option<PathBuf>,
-    /// File with a bearer token for --node and --nodes; agents send the full status only to authorized callers
+    /// File with a bearer token for --node and --nodes, because agents send the full status only to authorized callers
     #[arg(long, value_name = "FILE")]
     token_file: Option<PathBuf>,
     #[cfg(feature = "portforward")]
@@ -98,7 +98,7 @@ pub(super) struct TopArgs {
     /// Show only pods with exclusive CPUs.
     #[arg(long, alias = "own")]
     exclusive: bool,
-    /// Show each container of a pod in a separate line.
+    /// Show each container of a pod on a line of its own.
     #[arg(long)]
     containers: bool,
 }

@@ -21,7 +21,7 @@ pub(crate) use drawing::{CpuUses, render};
 /// Draw which CPUs share a core, a last-level cache (LLC), a NUMA node and a socket.
 ///
 /// CPUs in brackets are the threads of one core. On hybrid machines, P marks performance cores, E efficiency cores and L still slower cores.
-/// Facts that the machine does not report are missing in the drawing and null in the JSON.
+/// What the machine does not report is left out of the drawing, and null in the JSON.
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:
   pinfold topology                         draw this machine
@@ -31,7 +31,7 @@ pub(super) struct TopologyArgs {
     /// Folder that holds the machine's sys/.
     #[arg(long, value_name = "DIR", default_value = "/")]
     root_dir: PathBuf,
-    /// Form of the output.
+    /// Output format.
     #[arg(short, long, value_enum, value_name = "FORM", default_value_t)]
     output: OutputFormat,
 }

@@ -25,7 +25,7 @@ const MOST_THREADS: u32 = 1024;
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, clap::ValueEnum)]
 #[serde(rename_all = "lowercase")]
 pub enum NeighborKind {
-    /// Burstable pods that request the rest of the node, each with a thread for each CPU of the host.
+    /// Burstable pods that request the rest of the node, each with as many threads as the host has CPUs.
     #[default]
     Full,
     /// A BestEffort pod, which requests nothing and has the smallest CPU weight.

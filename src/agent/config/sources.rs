@@ -10,7 +10,7 @@ use crate::nri;
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize, clap::ValueEnum)]
 #[serde(rename_all = "lowercase")]
 pub enum AutoSwitch {
-    /// On, if the option's condition holds.
+    /// On if the option's condition holds.
     #[default]
     Auto,
     /// On.

@@ -17,10 +17,10 @@ const DEADLINE: Duration = Duration::from_secs(30);
 /// Whether and for which Node the command removes labels and claims.
 #[derive(Debug, Args)]
 pub(super) struct SceneReleaseArgs {
-    /// Take the Node's scene labels, taint and claims off, too.
+    /// Also remove the Node's scene labels, taint and claims.
     #[arg(long)]
     cluster: bool,
-    /// Remove only labels and claims, and leave this machine's CPUs alone; needs no root.
+    /// Remove only the labels, taint and claims, and leave this machine's CPUs alone; needs no root.
     #[arg(long)]
     cluster_only: bool,
 }

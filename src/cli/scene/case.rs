@@ -21,10 +21,10 @@ pub(super) struct CaseArgs {
     /// The plan's name, if the file or the cluster has several plans.
     #[arg(long, value_name = "NAME")]
     plan: Option<String>,
-    /// The scene [default: the scene of the job's file, if one is named there; else the plan's active scene]
+    /// The scene [default: the one that the job's file names, else the plan's active scene]
     #[arg(long, value_name = "SCENE", requires = "case")]
     scene: Option<String>,
-    /// The case [default: the case of the job's file, if one is named there; else the plan's active case]
+    /// The case [default: the one that the job's file names, else the plan's active case]
     #[arg(long, value_name = "CASE", requires = "scene")]
     case: Option<String>,
 }

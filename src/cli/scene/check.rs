@@ -18,9 +18,9 @@ use crate::text::counted;
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:
   pinfold scene check plan.yaml
-  pinfold scene check plans/*.yaml                    check also for conflicts between the plans
+  pinfold scene check plans/*.yaml                    also check for conflicts between the plans
   kubectl get nodes -o yaml | pinfold scene check plan.yaml --nodes -
-  pinfold scene check plan.yaml --live                check the plan against the nodes of the cluster
+  pinfold scene check plan.yaml --live                check the plan against the cluster's nodes
   pinfold scene check --live                          check the plans of the cluster
 
 Exit codes: 0 no errors (warnings are possible), 1 errors, 2 the input can't be read.")]
@@ -31,10 +31,10 @@ pub(super) struct Check {
     files: Vec<PathBuf>,
     #[command(flatten)]
     live: LiveArgs,
-    /// File with the cluster's Nodes, to check also that the candidates exist, suffice and are large enough.
+    /// File with the cluster's Nodes, to also check that the candidates exist, suffice and are large enough.
     #[arg(long, value_name = "FILE", conflicts_with = "live")]
     nodes: Option<PathBuf>,
-    /// Form of the output.
+    /// Output format.
     #[arg(short, long, value_enum, value_name = "FORM", default_value_t)]
     output: OutputFormat,
 }

@@ -10,10 +10,10 @@ use super::files;
 use super::live::LiveArgs;
 use crate::experiment::import;
 
-/// Read the labels of the nodes and print a plan that gives the nodes the same labels.
+/// Read the labels of nodes, and print a plan that gives them the same labels.
 ///
-/// The labels are SCENCE, CASE, INDEX and TYPE. SCENE counts as an alias of SCENCE. For nodes of several cases, the command
-/// prints a plan for each case.
+/// The labels are SCENCE, CASE, INDEX and TYPE, and SCENE counts as an alias of SCENCE. If the nodes belong to several cases,
+/// the command prints a plan for each.
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:
   kubectl get nodes -o yaml | pinfold scene import - > plan.yaml

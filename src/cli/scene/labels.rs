@@ -11,12 +11,11 @@ use super::case::CaseArgs;
 use crate::scene::{Assignment, Node, ScenePlan, assign, candidates};
 use crate::text::counted;
 
-/// Print which node gets which labels. The command changes nothing.
+/// Print which node gets which labels, without changing anything.
 ///
-/// With an explicit list, the nodes take the slots in the order of the list. With a selector, a node with the labels of a
-/// slot keeps the slot. The remaining nodes take the free slots in the order of their
-/// names. In a cluster, the agents' claims decide about
-/// the free slots.
+/// With an explicit list, the nodes take the slots in the order of the list. With a selector, a node keeps the slot whose
+/// labels it has, and the remaining nodes take the free slots in the order of their names. In a cluster, it is the agents'
+/// claims that decide about the free slots.
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:
   pinfold scene labels plan.yaml --nodes nodes.yaml
@@ -37,7 +36,7 @@ pub(super) struct LabelsArgs {
         conflicts_with = "live"
     )]
     nodes: Option<PathBuf>,
-    /// Form of the output.
+    /// Output format.
     #[arg(short, long, value_enum, value_name = "FORM", default_value_t)]
     output: LabelsOutput,
 }

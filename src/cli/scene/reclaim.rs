@@ -29,19 +29,20 @@ const DEADLINE: Duration = Duration::from_secs(30);
 
 /// Delete the parameter servers of jobs that have ended.
 ///
-/// A job asks for the deletion with the label pinfold.io/reclaim=ps, which pinfold scene render --reclaim sets. A job with a
-/// chief has ended when the chief has succeeded. A job without a chief, or with the annotation
-/// pinfold.io/success-policy=AllWorkers, has ended when every worker has succeeded.
+/// A job asks for this with the label pinfold.io/reclaim=ps, which pinfold scene render --reclaim sets. A job with a chief
+/// has ended when the chief has succeeded. Without a chief, or with the annotation pinfold.io/success-policy=AllWorkers, it
+/// has ended when every worker has succeeded.
 ///
 /// After the wait of --after, the command deletes the Jobs that still run, and then the Deployments and Services of the
-/// parameter servers. If a chief or worker that must succeed has failed or is missing, the command deletes nothing of the job.
-/// The command keeps no state, so several copies may run at the same time. The training operator deletes the pods of TFJobs.
+/// parameter servers. But if a chief or worker that must succeed has failed or is missing, it deletes nothing of the job. It
+/// keeps no state, so several copies may run at the same time. TFJobs don't need it, because the training operator deletes
+/// their pods.
 ///
 /// With --watch, the command follows the objects, acts as soon as a job can be reclaimed, and writes Events on the Jobs. With
 /// --plan-status, it also writes the status of the ScenePlans.
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:
-  pinfold scene reclaim --dry-run                     print the planned deletions, and why other servers stay
+  pinfold scene reclaim --dry-run                     show deletions, and why other servers stay
   pinfold scene reclaim                               run a single round
   pinfold scene reclaim --watch --after 30s           run until a signal
   pinfold scene reclaim --watch --plan-status --listen 0.0.0.0:9471
@@ -53,7 +54,7 @@ pub(super) struct ReclaimArgs {
     /// Only jobs of this namespace.
     #[arg(short, long, value_name = "NAMESPACE")]
     namespace: Option<String>,
-    /// Wait after the end of a job, at most 24h. A job's annotation pinfold.io/reclaim-after overrules the option.
+    /// Wait after the end of a job, at most 24h; a job's annotation pinfold.io/reclaim-after overrules it.
     #[arg(long, value_name = "DURATION", default_value = "30s", value_parser = text::duration::read_seconds)]
     after: u32,
     /// Print what would be deleted, and delete nothing.
@@ -65,7 +66,7 @@ pub(super) struct ReclaimArgs {
     /// Time between two complete rounds of --watch without a change, 1s to 24h.
     #[arg(long, value_name = "DURATION", default_value = "10m", requires = "watch", value_parser = interval)]
     interval: Duration,
-    /// Also write the status of the ScenePlans. The claims are in the namespace of this copy.
+    /// Also write the status of the ScenePlans, from the claims in the namespace of this copy.
     #[arg(long, requires = "watch", conflicts_with = "dry_run")]
     plan_status: bool,
     /// A removed option, so that old arguments get an answer that says what to do.
@@ -77,7 +78,7 @@ pub(super) struct ReclaimArgs {
     /// Kubeconfig of the cluster [default: KUBECONFIG, ~/.kube/config, or the pod's service account]
     #[arg(long, value_name = "FILE")]
     kubeconfig: Option<PathBuf>,
-    /// Form of the output; with --watch, a line for each change, or an object for each round.
+    /// Output format; with --watch, a line for each change, or an object for each round.
     #[arg(short, long, value_enum, value_name = "FORM", default_value_t)]
     output: OutputFormat,
 }

@@ -14,20 +14,19 @@ use crate::experiment::{AMOUNTS, Faults, Reclaim, Slice, TrainingJob, WorkloadFo
 /// Print the objects of a training cluster for one case of a plan.
 ///
 /// Node affinity places each task's pod on the server of the task's index. The pod's environment has PS_HOSTS,
-/// WORKER_HOSTS, TASK_TYPE, TASK_INDEX and TF_CONFIG. Commands use the variables like $(PS_HOSTS), which Kubernetes
-/// expands.
+/// WORKER_HOSTS, TASK_TYPE, TASK_INDEX and TF_CONFIG. Commands refer to them like $(PS_HOSTS), which Kubernetes expands.
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:
   pinfold scene render plan.yaml --job job.yaml | kubectl apply -f -
   pinfold scene render plan.yaml --job job.yaml --scene 2 --case 2 --format volcano
-  pinfold scene render plan.yaml --name mnist --image registry.example/mnist:1 --script /opt/train.py
+  pinfold scene render plan.yaml --name mnist --image mnist:1 --script /opt/train.py
   pinfold scene render plan.yaml --name mnist --image mnist:1 -- \\
     python train.py '--ps_hosts=$(PS_HOSTS)' '--worker_hosts=$(WORKER_HOSTS)' \\
     '--job_name=$(TASK_TYPE)' '--task_index=$(TASK_INDEX)'
   pinfold scene render plan.yaml --job job.yaml --role worker --from 10 --to 19
   pinfold scene render --schema > job.schema.json     print the schema of job.yaml, for an editor
 
-Exit codes: 0 done (warnings are possible), 2 missing or wrong settings. The output lists each of these.")]
+Exit codes: 0 done (warnings are possible), 2 missing or wrong settings, all of which the output lists.")]
 pub(super) struct RenderArgs {
     #[command(flatten)]
     case: CaseArgs,
@@ -46,10 +45,10 @@ pub(super) struct RenderArgs {
     /// The training script, in the image or on a volume.
     #[arg(long, value_name = "PATH")]
     script: Option<String>,
-    /// Whether tasks get exclusive CPUs. The requests then equal the limits.
+    /// Whether tasks get exclusive CPUs; if so, their requests equal their limits.
     #[arg(long, value_name = "BOOL", num_args = 0..=1, default_missing_value = "true", require_equals = true)]
     pin: Option<bool>,
-    /// Label the job, so that pinfold scene reclaim deletes the parameter servers after the end of the job.
+    /// Label the job so that pinfold scene reclaim deletes its parameter servers after its end.
     #[arg(long)]
     reclaim: bool,
     /// The kind of the rendered objects.
@@ -58,19 +57,19 @@ pub(super) struct RenderArgs {
     /// Render only the tasks of this role.
     #[arg(long, value_name = "ROLE")]
     role: Option<String>,
-    /// The first rendered task of each role. Tasks count from 0.
+    /// The first task of each role to render; tasks count from 0.
     #[arg(long, value_name = "TASK")]
     from: Option<u32>,
-    /// The last rendered task of each role.
+    /// The last task of each role to render.
     #[arg(long, value_name = "TASK")]
     to: Option<u32>,
-    /// Form of the output.
+    /// Output format.
     #[arg(short, long, value_enum, value_name = "FORM", default_value_t)]
     output: RenderOutput,
     /// Print the JSON schema of the job's parameters, and nothing else.
     #[arg(long, exclusive = true)]
     pub(super) schema: bool,
-    /// The program and its arguments, which run without a shell.
+    /// The program and its arguments, run without a shell.
     #[arg(last = true, value_name = "COMMAND")]
     command: Vec<String>,
 }

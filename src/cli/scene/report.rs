@@ -23,16 +23,18 @@ const LAST: &str = "1h";
 
 /// Report the resource use and the progress of training jobs, by role and task.
 ///
-/// The command queries a Prometheus server that scrapes the agents. Each scene and case that nodes were labelled for in the
-/// time range (pinfold_scene_info) is a separate run. Without such labels, the whole time range is one run, and --run names
-/// several runs. The report names hot parameter servers, compares runs of a case in two scenes, and compares larger cases with
-/// the smallest case of their scene.
+/// The figures come from a Prometheus server that scrapes the agents. Each scene and case for which nodes were labelled in the
+/// time range (pinfold_scene_info) is a separate run. Without such labels, the whole time range is one run, unless --run names
+/// several. The report names hot parameter servers, and compares the runs of a case in two scenes, and larger cases with the
+/// smallest one of their scene.
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:
-  pinfold scene report --prometheus http://127.0.0.1:9090 --last 6h      report all cases of the last 6 hours
+  pinfold scene report --prometheus http://127.0.0.1:9090 --last 6h      report the last 6 hours
   pinfold scene report --prometheus URL --case 2 --step-metric train_steps_total
-  pinfold scene report --prometheus URL --job mnist --from 2026-11-22T10:00:00Z --to 2026-11-22T11:00:00Z
-  pinfold scene report --prometheus URL --run name=shared,from=…,to=… --run name=pinned,from=…,to=… --out report
+  pinfold scene report --prometheus URL --job mnist \\
+    --from 2026-11-22T10:00:00Z --to 2026-11-22T11:00:00Z
+  pinfold scene report --prometheus URL --out report \\
+    --run name=shared,from=…,to=… --run name=pinned,from=…,to=…
 
 Exit codes: 0 done, 1 Prometheus has no data, 2 bad input, or no answer from Prometheus.")]
 pub(super) struct ReportArgs {
@@ -59,13 +61,13 @@ pub(super) struct ReportArgs {
     /// The case or the run that other runs are compared with [default: in each scene, the run with the fewest workers]
     #[arg(long, value_name = "CASE")]
     base: Option<String>,
-    /// A counter of steps, with the labels namespace and pod. The counter's name depends on the training program.
+    /// A counter of steps, with the labels namespace and pod; its name depends on the training program.
     #[arg(long, value_name = "METRIC")]
     step_metric: Option<StepMetric>,
     /// Also write report.md, report.json and pictures (SVG) into this folder.
     #[arg(long, value_name = "FOLDER")]
     out: Option<PathBuf>,
-    /// Form of the output.
+    /// Output format.
     #[arg(short, long, value_enum, value_name = "FORM", default_value_t)]
     output: ReportOutput,
 }
@@ -91,7 +93,7 @@ struct ReportScope {
     /// The end of the time range (RFC 3339) [default: now]
     #[arg(long, value_name = "TIME")]
     to: Option<String>,
-    /// The length of the time range, like 90s, 30m, 6h or 2d. The range ends at --to [default: 1h]
+    /// The length of the time range, which ends at --to, like 90s, 30m, 6h or 2d [default: 1h]
     #[arg(long, value_name = "TIME")]
     last: Option<String>,
 }

@@ -15,16 +15,18 @@ use crate::experiment::{AMOUNTS, JobTask, Simulation, claimed, invented, settle,
 use crate::scene::{Amount, Slots, slots};
 use crate::text::counted;
 
-/// Show the node of each task of a case before any object exists, and the pending tasks with the reasons.
+/// Show where each task of a case would run, before any object exists, and why tasks would stay pending.
 ///
-/// The simulation checks the nodes' labels, cordons, taints, and the allocatable resources beside the job's remaining
-/// tasks. The simulation does not know the usage of other pods.
+/// The simulation checks the nodes' labels, cordons and taints, and the allocatable resources that the job's other tasks
+/// leave. It does not know what other pods use.
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:
   pinfold scene simulate plan.yaml --scene 2 --case 2 --count 10 --cpu 8 --memory 64Gi
-  kubectl get nodes -o yaml | pinfold scene simulate plan.yaml --nodes -     use the nodes with their current labels
-  pinfold scene simulate plan.yaml --nodes nodes.yaml --claim                use the nodes with the labels of agents
-  pinfold scene simulate --live                                              use the plan and the nodes of the cluster
+  kubectl get nodes -o yaml | pinfold scene simulate plan.yaml --nodes -
+                                                      use the nodes with their current labels
+  pinfold scene simulate plan.yaml --nodes nodes.yaml --claim
+                                                      use the nodes, labelled as agents would
+  pinfold scene simulate --live                       use the plan and the nodes of the cluster
   pinfold scene simulate plan.yaml --job job.yaml --count 10 -o json
 
 Exit codes: 0 every task has a node, 1 some tasks would stay pending, 2 bad input.")]
@@ -34,7 +36,7 @@ pub(super) struct SimulateArgs {
     /// File with the cluster's Nodes; - is the standard input.
     #[arg(long, value_name = "FILE", conflicts_with_all = ["live", "count"])]
     nodes: Option<PathBuf>,
-    /// The number of invented nodes, at most 100000. The nodes have the labels that agents would set.
+    /// Invent this many nodes, at most 100000, with the labels that agents would set.
     #[arg(long, value_name = "NODES", conflicts_with = "live", value_parser = value_parser!(u32).range(..=100_000))]
     count: Option<u32>,
     /// Allocatable CPUs of each invented node [default: not checked]
@@ -46,10 +48,10 @@ pub(super) struct SimulateArgs {
     /// Label the nodes as agents would, before the simulation.
     #[arg(long)]
     claim: bool,
-    /// File with the job's parameters. The requests of the job overrule the requests of the plan.
+    /// File with the job's parameters, whose requests overrule those of the plan.
     #[arg(long, value_name = "FILE")]
     job: Option<PathBuf>,
-    /// Form of the output.
+    /// Output format.
     #[arg(short, long, value_enum, value_name = "FORM", default_value_t)]
     output: OutputFormat,
 }

@@ -20,7 +20,7 @@ use crate::text::counted;
 #[command(after_help = "Examples:
   kubectl get nodes -o yaml | pinfold scene status plan.yaml --nodes -
   pinfold scene status plan.yaml --scene 2 --case 2 --nodes nodes.yaml -o json
-  pinfold scene status --live                         use the plan, the nodes and the claims of the cluster
+  pinfold scene status --live                         use plan, nodes and claims of the cluster
 
 Exit codes: 0 each slot has exactly one node and no other node has slot labels, 1 otherwise, 2 bad input.
 If the plan has no active case: 0 no node has its labels or claims any more, 1 some still do.
@@ -36,7 +36,7 @@ pub(super) struct SceneStatusArgs {
         conflicts_with = "live"
     )]
     nodes: Option<PathBuf>,
-    /// Form of the output.
+    /// Output format.
     #[arg(short, long, value_enum, value_name = "FORM", default_value_t)]
     output: OutputFormat,
 }

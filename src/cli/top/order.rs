@@ -27,7 +27,7 @@ pub(super) enum Column {
     Runnable,
     /// Share of the exclusive CPUs' time spent on other work.
     Interference,
-    /// Time from the first instruction until the assignment was effective.
+    /// Time from the first instruction until the assignment took effect.
     Unpinned,
     /// Bytes received per second.
     In,

@@ -55,9 +55,9 @@ pub enum Cores {
     /// Whole cores as far as the count allows, and parts of cores for the rest.
     #[default]
     Preferred,
-    /// Whole cores only. A count that needs a part of a core is refused.
+    /// Whole cores only; a count that needs a part of a core is refused.
     Whole,
-    /// A single CPU of each core. The remaining CPUs of the core stay idle.
+    /// A single CPU of each core, whose other CPUs stay idle.
     Single,
 }
 
@@ -69,8 +69,8 @@ pub enum Numa {
     /// As few NUMA nodes as the free CPUs allow.
     #[default]
     Preferred,
-    /// As few NUMA nodes as the number of CPUs needs on the empty machine. Otherwise the container
-    /// stays in the shared pool.
+    /// Only as few NUMA nodes as the number of CPUs needs on the empty machine; otherwise the
+    /// container stays in the shared pool.
     Fewest,
 }
 
