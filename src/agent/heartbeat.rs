@@ -15,11 +15,11 @@ const FAILURES: u32 = 3;
 pub struct Heartbeat {
     /// The longest time between two turns.
     interval: Duration,
-    beat: Arc<Mutex<PassTimes>>,
+    beat: Arc<Mutex<TurnTimes>>,
 }
 
 #[derive(Debug, Default)]
-struct PassTimes {
+struct TurnTimes {
     /// When the last turn ended.
     finished: Option<Instant>,
     /// The running operation and its start time; `None` between two turns.
@@ -127,7 +127,7 @@ impl Heartbeat {
         }
     }
 
-    fn beat(&self) -> MutexGuard<'_, PassTimes> {
+    fn beat(&self) -> MutexGuard<'_, TurnTimes> {
         self.beat.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
