@@ -60,8 +60,8 @@ struct WatchedDirectory {
     only: Option<OsString>,
 }
 
-/// The inode of each found directory, and the only name whose events matter (see [`WatchedDirectory`]).
-type FoundDirectories = HashMap<PathBuf, (u64, Option<OsString>)>;
+/// The inode of each found directory, from the top down, and the only name whose events matter (see [`WatchedDirectory`]).
+type FoundDirectories = BTreeMap<PathBuf, (u64, Option<OsString>)>;
 
 impl WatchedDirectory {
     fn remove_watches(
@@ -103,9 +103,9 @@ impl WatchChanges {
         let known = self.directories.entry(directory);
         known
             .and_modify(|known| {
-                *known = known
-                    .take()
-                    .filter(|name| Some(name) == only_written.as_ref())
+                if *known != only_written {
+                    *known = None;
+                }
             })
             .or_insert_with(|| only_written.clone());
     }
@@ -334,7 +334,7 @@ impl Watch {
     /// The existing directories at and below `below`. If that is the root, the nearest existing
     /// directory above it is included.
     fn find(&self, below: &Path) -> FoundDirectories {
-        let mut found = HashMap::new();
+        let mut found = BTreeMap::new();
         let all = below == self.root;
         let above = self
             .root

@@ -37,7 +37,10 @@ async fn a_kubeconfig_is_found_by_flag_or_environment() {
             "{connection:?}"
         );
         let api = Api::new(connection.client, Duration::from_secs(60));
-        assert_eq!(own_node::read(&api, "n1").await.unwrap().unwrap().name, "n1");
+        assert_eq!(
+            own_node::read(&api, "n1").await.unwrap().unwrap().name,
+            "n1"
+        );
         let agent = fake.log().pop().unwrap().agent;
         assert_eq!(agent, concat!("pinfold/", env!("CARGO_PKG_VERSION")));
     }

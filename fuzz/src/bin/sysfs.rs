@@ -11,7 +11,7 @@ use libfuzzer_sys::fuzz_target;
 use pinfold::cpu::{Cores, CpuSet, Order, Placer, Request, Topology};
 use pinfold::host::knobs::{KnobKind, Knobs};
 use pinfold::host::proc::{NetnsHandles, NetnsKey, Proc, Reader};
-use pinfold::host::{pci, counters::perf, counters::rdma, topology};
+use pinfold::host::{counters::perf, counters::rdma, pci, topology};
 use pinfold_fuzz::{Tree, check_groups, check_places, files, says_why, text};
 
 /// The maximum number of CPUs: reading a file for each of thousands of CPUs would take almost all the time.
