@@ -278,6 +278,8 @@ impl AgentNode {
 
     /// Takes changes of the online CPUs and NUMA nodes, and the NUMA nodes that the cgroups above the pods allow.
     pub(super) fn read_topology_changes(&mut self) {
+        // The files are opened again, in case /sys was mounted anew.
+        self.hotplug_files = HotplugFiles::new(&self.config.root_dir);
         if !self.read_hotplug() {
             self.read_memory_nodes();
         }
@@ -287,7 +289,7 @@ impl AgentNode {
     /// then is the rest of the topology read.
     ///
     /// Every turn that decides begins with this comparison, because a CPU that has gone offline must not be assigned. It reads
-    /// four small files.
+    /// four small files, which the timer opens.
     pub(super) fn read_hotplug(&mut self) -> bool {
         let root = &self.config.root_dir;
         let hotplug_state = self.hotplug_files.read();

@@ -2,6 +2,7 @@
 //! because other programs use the machine.
 
 use std::fs;
+use std::io::Write;
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -52,9 +53,14 @@ impl Machine {
     pub(crate) fn write(&self, name: &str, text: &str) {
         let path = self.system.join(name);
         fs::create_dir_all(path.parent().unwrap()).unwrap();
-        let new = path.with_extension("new");
-        fs::write(&new, format!("{text}\n")).unwrap();
-        fs::rename(new, path).unwrap();
+        // As in sysfs, the file stays the same one, and no reader sees a part of a text: all texts are equally long.
+        let file = fs::OpenOptions::new()
+            .create(true)
+            .truncate(false)
+            .write(true)
+            .open(path);
+        let text = format!("{text:64}\n");
+        file.unwrap().write_all(text.as_bytes()).unwrap();
     }
 }
 
