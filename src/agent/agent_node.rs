@@ -78,8 +78,7 @@ impl AgentNode {
     pub fn apart(config: Config) -> anyhow::Result<Self> {
         // The hotplug state comes first, so that the first tick notices a change that happens while
         // the topology is read.
-        let mut hotplug_files = HotplugFiles::new(&config.root_dir);
-        let hotplug_state = hotplug_files.read();
+        let hotplug_state = HotplugFiles::new(&config.root_dir).read();
         let topology = topology::read(&config.root_dir)?;
         let mut cgroups = Cgroups::detect(&config.cgroup_dir)?;
         cgroups.detect_systemd(&config.root_dir.join("run"));
@@ -88,9 +87,10 @@ impl AgentNode {
         let (enforcement, enforcement_cause, enforcement_reason) = alone.clone();
         let proc = Proc::new(&config.root_dir);
         let mut node = Self {
+            // Copies of the node, for readers, never open the files.
+            hotplug_files: HotplugFiles::new(&config.root_dir),
             config,
             hotplug_state,
-            hotplug_files,
             memory_nodes: CpuSet::new(),
             placer: Placer::new(&topology),
             layout: Arc::new(topology.layout()),

@@ -6,7 +6,7 @@
 //! partition, or to a cgroup above, silently changes those of other cgroups. So after such a step
 //! the mirror reads the effective CPUs of all pods again.
 //!
-//! Where only CPUs were written, only the CPUs and the records are read again, which takes a third
+//! Where only CPUs were written, only the CPUs and the records are read again, which needs a third
 //! of the calls. It matters because with 250 pods on cgroup v1, a new owner takes CPUs from all of
 //! them, and a StartContainer that comes at once waits until they are read.
 
@@ -162,7 +162,11 @@ impl Mirror {
             for (pod, entry) in self.observed.pods.iter().zip(&mut self.entries) {
                 if is_within(path, &pod.cgroup.path) {
                     is_in_pod = true;
-                    entry.note(*change, now);
+                    let mut containers = pod.containers.iter();
+                    let is_known = *path == pod.cgroup.path
+                        || containers.any(|container| container.cgroup.path == *path);
+                    let change = if is_known { *change } else { CgroupChange::Any };
+                    entry.note(change, now);
                 }
             }
             // A change outside the known pods means that a pod may have come or gone.
@@ -500,13 +504,15 @@ impl Mirror {
 /// CPUs follow its CPUs.
 fn with_cpus_of(mut pod: PodCgroup, kernel: &impl Kernel) -> Option<PodCgroup> {
     let read = |path: &str| Some((kernel.cpuset(path).ok()?, kernel.record_text(path).ok()?));
-    (pod.cpuset, pod.record_text) = read(&pod.path)?;
     for container in &mut pod.containers {
-        if !container.nested.is_empty() {
+        // The first process comes without any event.
+        if !container.nested.is_empty() || !container.populated {
             return None;
         }
         (container.cpuset, container.record_text) = read(&container.path)?;
     }
+    // As in a whole reading, the pod comes after its containers.
+    (pod.cpuset, pod.record_text) = read(&pod.path)?;
     Some(pod)
 }
 

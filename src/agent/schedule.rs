@@ -16,15 +16,15 @@ pub(super) const LONGEST_DELAY: Duration = Duration::from_secs(5);
 /// may wake up on the reconciler's CPU, or on one that a turn keeps busy.
 const AFTER_ANSWER: Duration = Duration::from_millis(3);
 
-/// How long turns for changed cgroups wait after a turn about all pods, as a multiple of its
-/// duration. The waits of several turns add up, up to [`LONGEST_PAUSE`], so a program that keeps
+/// After a turn about all pods, the next turn for changed cgroups waits this many times as long as the
+/// turn took. The pauses of several turns add up, up to [`LONGEST_PAUSE`], so a program that keeps
 /// writing to cgroups costs at most a fifth of a CPU.
 ///
 /// The pause also spares a busy node useless work. Beside 250 shared containers, it takes 30 ms to hand back the CPUs of an owner that
 /// has ended, and as much to take them away again for the next one, which often comes a moment later and would have to wait.
 const THROTTLE: u32 = 4;
 
-/// The longest pause after several turns. A single long turn may cause a longer one.
+/// The longest pause after several turns. Only a single long turn for changed cgroups causes a longer one.
 const LONGEST_PAUSE: Duration = Duration::from_millis(500);
 
 /// Why a turn runs.
@@ -201,7 +201,11 @@ impl Schedule {
         self.follow_up = report.follow_up;
         if report.extent == TurnExtent::AllPods {
             let pause = report.duration * THROTTLE;
-            let longest = now + LONGEST_PAUSE.max(pause);
+            let longest = now
+                + match report.trigger {
+                    Trigger::Cgroups => LONGEST_PAUSE.max(pause),
+                    _ => LONGEST_PAUSE,
+                };
             let added = self.throttled_until.max(now) + pause;
             self.throttled_until = self.throttled_until.max(added.min(longest));
         }
@@ -491,6 +495,7 @@ mod tests {
         assert_eq!(schedule.next(start), due(Trigger::Cgroups, true));
         // A single long turn has a longer pause, which later turns do not shorten.
         let long = TurnReport {
+            trigger: Trigger::Cgroups,
             duration: 1000 * MS,
             ..interrupted
         };

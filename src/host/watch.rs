@@ -60,7 +60,7 @@ struct WatchedDirectory {
     only: Option<OsString>,
 }
 
-/// The inode of each found directory, from the top down, and the only name whose events matter (see [`WatchedDirectory`]).
+/// The inode of each found directory, each before those inside it, and the only name whose events matter (see [`WatchedDirectory`]).
 type FoundDirectories = BTreeMap<PathBuf, (u64, Option<OsString>)>;
 
 impl WatchedDirectory {

@@ -49,11 +49,11 @@ impl Machine {
         machine
     }
 
-    /// Replaces a file in one step, so that no reader sees half of it.
+    /// Writes a file in place, as sysfs does. All texts are equally long, so that no reader sees parts
+    /// of two.
     pub(crate) fn write(&self, name: &str, text: &str) {
         let path = self.system.join(name);
         fs::create_dir_all(path.parent().unwrap()).unwrap();
-        // As in sysfs, the file stays the same one, and no reader sees a part of a text: all texts are equally long.
         let file = fs::OpenOptions::new()
             .create(true)
             .truncate(false)

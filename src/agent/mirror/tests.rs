@@ -35,6 +35,7 @@ impl FakeKernel {
         let container = ContainerCgroup {
             path: format!("{path}/c"),
             id: "c".to_owned(),
+            populated: true,
             ..ContainerCgroup::default()
         };
         let pod = PodCgroup {
@@ -186,7 +187,7 @@ fn after_a_write_of_cpus_only_cpus_and_records_are_read() {
     kernel.change("b", |cpuset| cpuset.cpus = set("2"));
     mirror.note(&cpus_of("kubepods/podb/c"), Instant::now());
     read_all(&mut mirror, &kernel);
-    assert_eq!(kernel.take_reads(), "podb podb/c");
+    assert_eq!(kernel.take_reads(), "podb/c podb");
     assert!(mirror.take_changed());
     let container = &mirror.pod("b").unwrap().containers[0];
     assert_eq!(container.cgroup.cpuset.cpus, set("2"));
@@ -202,6 +203,26 @@ fn after_a_write_of_cpus_only_cpus_and_records_are_read() {
         read_all(&mut mirror, &kernel);
         assert_eq!(kernel.take_reads(), "b");
     }
+
+    // A cgroup that nothing is known about may be a new container.
+    mirror.note(&cpus_of("kubepods/podb/new"), Instant::now());
+    read_all(&mut mirror, &kernel);
+    assert_eq!(kernel.take_reads(), "b");
+
+    // No event tells of a container's first process.
+    let populate = |populated| {
+        let mut pods = kernel.pods.borrow_mut();
+        pods.get_mut("kubepods/podb").unwrap().containers[0].populated = populated;
+    };
+    populate(false);
+    mirror.note(&paths(&["kubepods/podb"]), Instant::now());
+    read_all(&mut mirror, &kernel);
+    populate(true);
+    kernel.take_reads();
+    mirror.note(&cpus_of("kubepods/podb/c"), Instant::now());
+    read_all(&mut mirror, &kernel);
+    assert_eq!(kernel.take_reads(), "b");
+    assert!(mirror.pod("b").unwrap().containers[0].cgroup.populated);
 
     // A cgroup inside the container follows its CPUs, and a cgroup that is gone says nothing.
     let pods = || kernel.pods.borrow_mut();
@@ -235,7 +256,7 @@ fn a_plan_reads_again_what_its_steps_depend_on() {
     let turn = Instant::now();
     assert!(mirror.mark_planned(&[cpus, memory], turn));
     read_all(&mut mirror, &kernel);
-    assert_eq!(kernel.take_reads(), "poda poda/c b");
+    assert_eq!(kernel.take_reads(), "poda/c poda b");
 }
 
 #[test]
@@ -373,7 +394,7 @@ fn effective_cpus_are_read_again_after_steps_that_may_change_them_silently() {
         record: None,
     };
     kernel.change("b", |cpuset| cpuset.effective = set("0-1"));
-    for (step, reads, expected) in [(record, "poda poda/c", ""), (partition, "a", "0-1")] {
+    for (step, reads, expected) in [(record, "poda/c poda", ""), (partition, "a", "0-1")] {
         mirror.note_steps([&step].into_iter(), Instant::now());
         read_all(&mut mirror, &kernel);
         assert_eq!(kernel.take_reads(), reads, "only the written pod is read");

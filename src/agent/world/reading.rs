@@ -36,9 +36,6 @@ impl World {
         is_urgent: &mut dyn FnMut() -> bool,
     ) -> anyhow::Result<Reading> {
         let mut reading = self.mirror.read(kernel, &self.pods, is_urgent)?;
-        if self.mirror.take_swept() {
-            self.metrics.set_swept();
-        }
         if reading == Reading::Complete {
             // The sets above are read after the pods, so that the CPUs of a partition that ends
             // meanwhile count as offered.
@@ -51,6 +48,9 @@ impl World {
         let lost = kernel.lost_cpus(&self.mirror.observed().live())?;
         self.must_decide |= lost != self.ledger.lost;
         self.renew_ledger(lost);
+        if reading == Reading::Complete && self.mirror.take_swept() {
+            self.metrics.set_swept();
+        }
         Ok(reading)
     }
 
