@@ -162,11 +162,7 @@ impl Mirror {
             for (pod, entry) in self.observed.pods.iter().zip(&mut self.entries) {
                 if is_within(path, &pod.cgroup.path) {
                     is_in_pod = true;
-                    let mut containers = pod.containers.iter();
-                    let is_known = *path == pod.cgroup.path
-                        || containers.any(|container| container.cgroup.path == *path);
-                    let change = if is_known { *change } else { CgroupChange::Any };
-                    entry.note(change, now);
+                    entry.note(change_of(pod, path, *change), now);
                 }
             }
             // A change outside the known pods means that a pod may have come or gone.
@@ -497,6 +493,14 @@ impl Mirror {
         }
         self.drop_ended();
     }
+}
+
+/// What a change of the cgroup `path` in the pod means for it. A cgroup that is not known may be a new container.
+fn change_of(pod: &ObservedPod, path: &str, change: CgroupChange) -> CgroupChange {
+    let mut containers = pod.containers.iter();
+    let is_known =
+        path == pod.cgroup.path || containers.any(|container| container.cgroup.path == path);
+    if is_known { change } else { CgroupChange::Any }
 }
 
 /// A pod with the CPUs and the records that its cgroups have now. `None` if one of them can't be
