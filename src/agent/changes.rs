@@ -15,7 +15,7 @@ use crate::host::watch::{Watch, WatchChanges};
 pub enum CgroupChange {
     /// Nothing but its CPUs, or its assignment record.
     Cpus,
-    /// Anything, also which cgroups are inside.
+    /// Anything else, for example which cgroups are inside.
     Any,
 }
 

@@ -29,7 +29,7 @@ pub(super) enum Reading {
     Interrupted,
 }
 
-/// What is to be read again.
+/// What is to be read again of a pod, and since when.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 struct Dirt {
     since: Instant,
@@ -106,7 +106,8 @@ impl Mirror {
         std::mem::take(&mut self.has_changed)
     }
 
-    /// Whether a sweep has ended since the last call: each pod was read after its begin. Later changes do not prolong a sweep.
+    /// Whether a sweep has ended since the last call: every pod was read after it began. Pods that
+    /// change later do not prolong it.
     pub(super) fn take_swept(&mut self) -> bool {
         std::mem::take(&mut self.has_swept)
     }
@@ -162,7 +163,7 @@ impl Mirror {
             for (pod, entry) in self.observed.pods.iter().zip(&mut self.entries) {
                 if is_within(path, &pod.cgroup.path) {
                     is_in_pod = true;
-                    entry.note(change_of(pod, path, *change), now);
+                    entry.note(change_in_pod(pod, path, *change), now);
                 }
             }
             // A change outside the known pods means that a pod may have come or gone.
@@ -179,7 +180,7 @@ impl Mirror {
     pub(super) fn mark_planned(&mut self, steps: &[Step], turn: Instant) -> bool {
         self.mark_older_where(turn, |pod| {
             let steps = steps.iter().filter(|step| is_within(step.path(), pod));
-            steps.map(change_by).max()
+            steps.map(change_by_step).max()
         })
     }
 
@@ -211,7 +212,7 @@ impl Mirror {
             for (pod, entry) in self.observed.pods.iter().zip(&mut self.entries) {
                 let pod = &pod.cgroup.path;
                 if is_within(path, pod) || changes_below && is_below(pod, path) {
-                    entry.note(change_by(step), now);
+                    entry.note(change_by_step(step), now);
                 }
             }
             self.is_effective_stale |=
@@ -495,8 +496,9 @@ impl Mirror {
     }
 }
 
-/// What a change of the cgroup `path` in the pod means for it. A cgroup that is not known may be a new container.
-fn change_of(pod: &ObservedPod, path: &str, change: CgroupChange) -> CgroupChange {
+/// What is to be read again of the pod after a change of its cgroup `path`. One that the mirror
+/// does not know may be a new container.
+fn change_in_pod(pod: &ObservedPod, path: &str, change: CgroupChange) -> CgroupChange {
     let mut containers = pod.containers.iter();
     let is_known =
         path == pod.cgroup.path || containers.any(|container| container.cgroup.path == path);
@@ -504,12 +506,12 @@ fn change_of(pod: &ObservedPod, path: &str, change: CgroupChange) -> CgroupChang
 }
 
 /// A pod with the CPUs and the records that its cgroups have now. `None` if one of them can't be
-/// read, for example because it is gone, or if a container has made cgroups inside its own, whose
-/// CPUs follow its CPUs.
+/// read, for example because it is gone, if a write to a container may also have changed cgroups
+/// inside it, or if a container had no process so far.
 fn with_cpus_of(mut pod: PodCgroup, kernel: &impl Kernel) -> Option<PodCgroup> {
     let read = |path: &str| Some((kernel.cpuset(path).ok()?, kernel.record_text(path).ok()?));
     for container in &mut pod.containers {
-        // The first process comes without any event.
+        // No event tells of the first process.
         if !container.nested.is_empty() || !container.populated {
             return None;
         }
@@ -521,7 +523,7 @@ fn with_cpus_of(mut pod: PodCgroup, kernel: &impl Kernel) -> Option<PodCgroup> {
 }
 
 /// What a step changes in the cgroup to which it writes.
-fn change_by(step: &Step) -> CgroupChange {
+fn change_by_step(step: &Step) -> CgroupChange {
     match step {
         Step::Cpus { .. } | Step::Record { .. } => CgroupChange::Cpus,
         _ => CgroupChange::Any,

@@ -16,15 +16,17 @@ pub(super) const LONGEST_DELAY: Duration = Duration::from_secs(5);
 /// may wake up on the reconciler's CPU, or on one that a turn keeps busy.
 const AFTER_ANSWER: Duration = Duration::from_millis(3);
 
-/// After a turn about all pods, the next turn for changed cgroups waits this many times as long as the
-/// turn took. The pauses of several turns add up, up to [`LONGEST_PAUSE`], so a program that keeps
+/// After a turn about all pods, the next turn for changed cgroups waits this many times as long as
+/// the turn took. The pauses of several turns add up, up to [`LONGEST_PAUSE`], so a program that keeps
 /// writing to cgroups costs at most a fifth of a CPU.
 ///
-/// The pause also spares a busy node useless work. Beside 250 shared containers, it takes 30 ms to hand back the CPUs of an owner that
-/// has ended, and as much to take them away again for the next one, which often comes a moment later and would have to wait.
+/// The pause also spares a busy node useless work. Beside 250 shared containers, it takes 30 ms to
+/// hand back the CPUs of an owner that has ended, and as much to take them away again for the next
+/// one, which often comes a moment later and would have to wait.
 const THROTTLE: u32 = 4;
 
-/// The longest pause after several turns. Only a single long turn for changed cgroups causes a longer one.
+/// The longest pause after several turns. Only a single long turn for changed cgroups causes a
+/// longer one.
 const LONGEST_PAUSE: Duration = Duration::from_millis(500);
 
 /// Why a turn runs.

@@ -79,8 +79,8 @@ impl WatchedDirectory {
 
 #[derive(Debug, Default)]
 pub struct WatchChanges {
-    /// The directories in which a file was written, or an entry came or went. Where nothing happened but that one file was written,
-    /// it is named.
+    /// The directories in which a file was written, or an entry came or went. The value names the file
+    /// if it alone was written.
     pub directories: BTreeMap<PathBuf, Option<OsString>>,
     /// Whether any directory may have changed: the kernel dropped events, or directories were not watched for a while.
     pub all: bool,

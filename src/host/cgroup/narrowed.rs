@@ -117,8 +117,9 @@ impl Cgroups {
     }
 
     fn collect_nested(&self, path: &str, found: &mut Vec<NestedCgroup>) -> Result<()> {
-        // Most containers have no cgroups inside. The number of links tells it with one call instead of five, because the kernel
-        // counts a directory's own two and one for each directory inside.
+        // The kernel counts two links for a cgroup, and one more for each cgroup inside. So one call,
+        // instead of five, tells that nothing is inside, as in most containers. A file system that
+        // counts none says 1, and is listed.
         let directory = self.root().join(path).metadata();
         if directory.is_ok_and(|directory| directory.nlink() == 2) {
             return Ok(());
