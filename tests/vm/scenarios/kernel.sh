@@ -22,13 +22,15 @@ echo "+cpuset" >"$cgroups/cgroup.subtree_control"
 for path in kubepods "${owner%/*}" "${second%/*}" kubepods/besteffort "${third%/*}"; do parent "$path"; done
 for path in "$owner" "$sandbox" "$second" "$third"; do populated "$path"; done
 
-# Prints the number of kernel threads that may run on CPU 2 and on at least one more CPU.
+# Prints the number of kernel threads that may run on CPU 2 and on at least one more CPU. A thread may end between the shell's
+# list of files and the reading: `cat` goes on without it, and awk, which reads a pipe, does not fail.
 kernel_threads() {
-    awk 'FNR == 1 { parent = 0 } $1 == "PPid:" { parent = $2 }
-        $1 == "Cpus_allowed_list:" && parent == 2 && $2 ~ /[-,]/ {
-            n = split($2, parts, ",")
-            for (i = 1; i <= n; i++) { m = split(parts[i], ends, "-"); if (ends[1] <= 2 && ends[m] >= 2) count++ }
-        } END { print count + 0 }' /proc/[0-9]*/status 2>/dev/null
+    { cat /proc/[0-9]*/status 2>/dev/null || true; } |
+        awk '$1 == "Name:" { parent = 0 } $1 == "PPid:" { parent = $2 }
+            $1 == "Cpus_allowed_list:" && parent == 2 && $2 ~ /[-,]/ {
+                n = split($2, parts, ",")
+                for (i = 1; i <= n; i++) { m = split(parts[i], ends, "-"); if (ends[1] <= 2 && ends[m] >= 2) count++ }
+            } END { print count + 0 }'
 }
 
 creation() {
