@@ -214,6 +214,7 @@ mod tests {
             unpinned_seconds: None,
             refused: None,
             created: true,
+            finished: false,
             at_start: None,
             repaired: None,
             observed: None,

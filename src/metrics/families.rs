@@ -104,7 +104,7 @@ families! {
     COLLECTOR_UNSUPPORTED = gauge("pinfold_collector_unsupported", &["collector", "reason"],
         "A collector without series on this machine, always 1, by reason. The log has the details.");
     CONTAINER_CONTEXT_SWITCHES = counter("pinfold_container_context_switches_total", &["namespace", "pod", "container", "kind"],
-        "Context switches of all threads of the container: voluntary (waiting) or involuntary.");
+        "Context switches of all threads of the container: voluntary (waiting) or involuntary. Those before the agent's first scrape are not counted.");
     CONTAINER_CPU_CYCLES = counter("pinfold_container_cpu_cycles_total", CONTAINER,
         "Unhalted cycles of the container's exclusive CPUs, or of its threads on shared CPUs (metrics.maxSharedCounters).");
     CONTAINER_CPU_MIGRATIONS = counter("pinfold_container_cpu_migrations_total", CONTAINER,
@@ -112,7 +112,7 @@ families! {
     CONTAINER_CPU_PERIODS = counter("pinfold_container_cpu_periods_total", CONTAINER,
         "CFS periods in which the container ran under a quota.");
     CONTAINER_CPU_RUN_DELAY_SECONDS = counter("pinfold_container_cpu_run_delay_seconds_total", CONTAINER,
-        "Time in which runnable threads of the container waited for a CPU, summed over all threads.");
+        "Time in which runnable threads of the container waited for a CPU, summed over all threads. The time before the agent's first scrape is not counted.");
     CONTAINER_CPU_THROTTLED_PERIODS = counter("pinfold_container_cpu_throttled_periods_total", CONTAINER,
         "CFS periods in which the container's quota ran out.");
     CONTAINER_CPU_THROTTLED_SECONDS = counter("pinfold_container_cpu_throttled_seconds_total", CONTAINER,
@@ -184,7 +184,7 @@ families! {
     PEER_TRANSMIT_BYTES = counter("pinfold_peer_transmit_bytes_total", PEER,
         "Acknowledged payload of a training pod's TCP connections, by peer pod of the job. Empty names stand for all remaining peers. Bytes between the last sample and a connection's end are missing.");
     POD_INFO = info("pinfold_pod_info", &["namespace", "pod", "uid", "training_job", "role", "replica_index", "qos", "host_network"],
-        "Properties of a pod as labels, always 1. Join on namespace and pod. The uid is that of the Pod object; for a static pod, of its mirror pod.");
+        "Properties of a pod as labels, always 1, from the creation of its first container until its end. Join on namespace and pod. The uid is that of the Pod object; for a static pod, of its mirror pod.");
     POD_NETWORK_RECEIVE_BYTES = counter("pinfold_pod_network_receive_bytes_total", INTERFACE,
         "Bytes received by the pod's interface.");
     POD_NETWORK_RECEIVE_ERRORS = counter("pinfold_pod_network_receive_errors_total", INTERFACE,

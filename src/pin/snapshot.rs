@@ -94,6 +94,9 @@ pub struct ContainerState {
     /// Whether the container was ever created, by the evidence of a cgroup, the container runtime,
     /// or the API.
     pub created: bool,
+    /// Whether the pod has ended, in which case it only waits for its deletion.
+    #[serde(skip)]
+    pub finished: bool,
     pub threads: ThreadEnvironment,
     /// Environment variables injected by the container runtime at Pinfold's request; `None` without
     /// a report.
@@ -179,10 +182,9 @@ pub fn containers(
         .map(|pod| (pod.cgroup.uid.as_str(), pod))
         .collect();
     for decision in &decisions.containers {
-        let Some(pod) = pods.get(decision.pod) else {
-            continue;
-        };
-        let Some(container) = pod.containers.get(decision.container) else {
+        let pod = pods.get(decision.pod);
+        let container = pod.and_then(|pod| pod.containers.get(decision.container));
+        let (Some(pod), Some(container)) = (pod, container) else {
             continue;
         };
         let uid = pod.cgroup_uid();
@@ -228,6 +230,7 @@ pub fn containers(
             cgroup: cgroup.map(|cgroup| cgroup.path.clone()),
             running: cgroup.is_some_and(|cgroup| cgroup.populated),
             created: cgroup.is_some() || container.runtime_id.is_some() || pod.finished,
+            finished: pod.finished,
             threads: threads(pod, decision.container, assigned.as_ref()),
             assigned,
             injected: None,

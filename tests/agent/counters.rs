@@ -138,6 +138,7 @@ pub(crate) fn state(pod: &str, cgroup: &str, cpus: &CpuSet) -> ContainerState {
         unpinned_seconds: None,
         refused: None,
         created: true,
+        finished: false,
         at_start: None,
         repaired: None,
         observed: None,

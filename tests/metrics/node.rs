@@ -145,6 +145,7 @@ fn container(root: &Path, name: &str, role: PodRole, own: Option<&str>) -> Conta
         unpinned_seconds: None,
         refused: None,
         created: true,
+        finished: false,
         at_start: None,
         repaired: None,
         observed: None,

@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 use pinfold::host::netns::Netns;
 use pinfold::host::network_switch::NetworkSwitch;
 
+use super::connections::wait_for_connections;
 use crate::agent::{Agent, Manifests, Settings, best_effort, metric, patience};
 use crate::kernel::kernel_tests;
 
@@ -100,6 +101,13 @@ fn bytes_are_counted_by_peer_pod_of_the_same_job() {
             .unwrap()
     };
     let (server, elsewhere) = (listen(ps, 1), listen(outside, 5));
+    let settings = Settings::new(&tree.path, &manifests, &kernel.first());
+    let agent = settings
+        .clone()
+        .with(&["--connection-interval=1s", "--max-peers=8"])
+        .start();
+    // What is there at the agent's first sample counts from there.
+    wait_for_connections(&agent, "o-0", "established", Some(0.0));
     let mut open = vec![
         exchange(&server, first, 3_000_000, 1_000_000),
         exchange(&server, second, 500_000, 20_000),
@@ -113,11 +121,6 @@ fn bytes_are_counted_by_peer_pod_of_the_same_job() {
         .unwrap();
     open.push(exchange(&own, first, 9_000_000, 1));
 
-    let settings = Settings::new(&tree.path, &manifests, &kernel.first());
-    let agent = settings
-        .clone()
-        .with(&["--connection-interval=1s", "--max-peers=8"])
-        .start();
     let wanted = [
         ("w-0", "ps-0", 3_000_000.0, 1_000_000.0),
         ("w-1", "ps-0", 500_000.0, 20_000.0),
@@ -159,11 +162,27 @@ fn bytes_are_counted_by_peer_pod_of_the_same_job() {
     );
     agent.stop();
 
-    // With `--max-peers=1` only one peer has a name, and no byte is lost.
+    // With `--max-peers=1` only one peer has a name, and no byte is lost. Bytes from before this agent's first sample are the
+    // first agent's.
     let agent = settings
         .with(&["--connection-interval=1s", "--max-peers=1"])
         .start();
-    let text = wait_for_bytes(&agent, &[("w-1", "ps-0", 500_000.0, 20_000.0)]);
+    wait_for_bytes(
+        &agent,
+        &[("w-0", "ps-0", 0.0, 0.0), ("w-1", "ps-0", 0.0, 0.0)],
+    );
+    for (connection, bytes) in open.iter_mut().zip([3_000, 500, 70]) {
+        connection.0.write_all(&vec![7; bytes]).unwrap();
+        connection.1.read_exact(&mut vec![0; bytes]).unwrap();
+    }
+    let text = wait_for_bytes(
+        &agent,
+        &[
+            ("w-0", "ps-0", 3_000.0, 0.0),
+            ("w-1", "ps-0", 500.0, 0.0),
+            ("o-0", "", 70.0, 0.0),
+        ],
+    );
     let named = ["w-0", "w-1"].map(|peer| peer_metric(&text, RECEIVED, "ps-0", peer));
     assert_eq!(named.iter().flatten().count(), 1, "{named:?}");
     let of_server = format!("{RECEIVED}{{namespace=\"train\",pod=\"ps-0\",");
@@ -171,6 +190,6 @@ fn bytes_are_counted_by_peer_pod_of_the_same_job() {
     let sum: f64 = lines
         .map(|line| line.rsplit(' ').next().unwrap().parse::<f64>().unwrap())
         .sum();
-    assert!((3_511_000.0..=3_511_003.0).contains(&sum), "{sum}");
+    assert!((3_570.0..=3_573.0).contains(&sum), "{sum}");
     agent.stop();
 }

@@ -21,6 +21,8 @@ pub(super) struct CgroupNumbers {
 #[derive(Debug)]
 struct NumberedCgroup {
     path: String,
+    /// The first scrape that listed the cgroup; 1 is the agent's first.
+    first_scrape: u64,
     /// The last scrape that listed the cgroup.
     scrape: u64,
 }
@@ -68,6 +70,13 @@ impl CgroupNumbers {
         self.numbers.get(cgroup).copied()
     }
 
+    /// Whether the cgroup with this number was there at the agent's first scrape. What its tasks had counted before then
+    /// either stands in the series of the agent's predecessor, or happened before anybody measured.
+    pub(super) fn was_there_first(&self, number: usize) -> bool {
+        let cgroup = self.cgroups.get(number).and_then(Option::as_ref);
+        cgroup.is_some_and(|cgroup| cgroup.first_scrape == 1)
+    }
+
     /// The count of live cgroups.
     #[cfg(test)]
     pub(super) fn kept(&self) -> usize {
@@ -81,6 +90,7 @@ impl CgroupNumbers {
     fn add(&mut self, path: &str) -> usize {
         let cgroup = Some(NumberedCgroup {
             path: path.to_owned(),
+            first_scrape: self.scrape,
             scrape: 0,
         });
         let number = match self.free.pop() {
@@ -110,6 +120,18 @@ mod tests {
         let mut gone = Vec::new();
         let assigned = numbers.assign(cgroups.iter().copied(), |number| gone.push(number));
         (assigned, gone)
+    }
+
+    #[test]
+    fn only_cgroups_of_the_first_scrape_were_there_first() {
+        let mut numbers = CgroupNumbers::default();
+        assign(&mut numbers, &["a", "b"]);
+        assign(&mut numbers, &["a", "c"]);
+        let first = |numbers: &CgroupNumbers, cgroup| {
+            numbers.was_there_first(numbers.number(cgroup).unwrap())
+        };
+        assert!(first(&numbers, "a"));
+        assert!(!first(&numbers, "c"), "it has the number of b");
     }
 
     #[test]

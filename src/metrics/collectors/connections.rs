@@ -143,6 +143,7 @@ impl ConnectionSampler {
                 state.peers.learn(job, peer, connections);
             }
         }
+        state.totals.begin_sample(live.iter().copied());
         for (namespace, connections) in found {
             unsupported = state.add(namespace, connections, &jobs).or(unsupported);
         }

@@ -18,6 +18,8 @@ struct ContainerTasks {
     /// In the order of the last scrape. The next scrape mostly has the same order.
     tasks: Vec<(i32, TaskTotals)>,
     total: SchedulerCounts,
+    /// Whether the tasks were read before.
+    is_read: bool,
 }
 
 /// A thread or a process.
@@ -33,9 +35,13 @@ struct TaskTotals {
 impl SchedulerTotals {
     /// Adds the counts of a container's tasks, and returns the totals, which never decrease while
     /// the cgroup lives. `started` returns the start time of a process, and `None` for a thread.
+    ///
+    /// Of a container that was there at the agent's first scrape (`was_there_first`), the first reading only says from where to
+    /// count: otherwise each restart of an agent would add the whole past of every task once more.
     pub(super) fn add(
         &mut self,
         number: usize,
+        was_there_first: bool,
         tasks: &[(i32, SchedulerCounts)],
         started: impl Fn(i32) -> Option<u64>,
     ) -> SchedulerCounts {
@@ -46,10 +52,13 @@ impl SchedulerTotals {
         let Some(ContainerTasks {
             tasks: tracked,
             total,
+            is_read,
         }) = self.containers.get_mut(number)
         else {
             return SchedulerCounts::default();
         };
+        let is_baseline = was_there_first && !*is_read;
+        *is_read = true;
         if tracked
             .iter()
             .map(|(id, _)| id)
@@ -66,7 +75,11 @@ impl SchedulerTotals {
         for (id, now) in tasks.iter().filter(|(id, _)| handled.insert(*id)) {
             let mut task = before.remove(id).unwrap_or_else(|| TaskTotals {
                 started: started(*id),
-                ..TaskTotals::default()
+                counted: if is_baseline {
+                    *now
+                } else {
+                    SchedulerCounts::default()
+                },
             });
             task.note(now, || started(*id), total);
             tracked.push((*id, task));
@@ -162,7 +175,22 @@ mod tests {
     }
 
     fn add(totals: &mut SchedulerTotals, list: &[(i32, u64, u64)]) -> SchedulerCounts {
-        totals.add(0, &threads(list), |_| None)
+        totals.add(0, false, &threads(list), |_| None)
+    }
+
+    #[test]
+    fn tasks_of_the_first_scrape_count_from_there_and_later_tasks_from_zero() {
+        let mut totals = SchedulerTotals::default();
+        let mut scrape = |list| totals.add(0, true, &threads(list), |_| None).voluntary;
+        assert_eq!(scrape(&[(1, 1000, 0), (2, 500, 0)]), 0);
+        assert_eq!(scrape(&[(1, 1003, 0), (2, 500, 0)]), 3);
+        assert_eq!(scrape(&[(1, 1003, 0), (2, 500, 0), (3, 40, 0)]), 43);
+        totals.forget(0);
+        assert_eq!(
+            add(&mut totals, &[(9, 7, 0)]).voluntary,
+            7,
+            "the cgroup that got the number later was not there"
+        );
     }
 
     #[test]
@@ -170,7 +198,7 @@ mod tests {
         let mut totals = SchedulerTotals::default();
         let mut process = |voluntary, started| {
             totals
-                .add(0, &threads(&[(1, voluntary, 0)]), |_| started)
+                .add(0, false, &threads(&[(1, voluntary, 0)]), |_| started)
                 .voluntary
         };
         assert_eq!(process(1000, Some(5)), 1000);

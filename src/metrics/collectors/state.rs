@@ -60,7 +60,10 @@ fn pods(page: &mut Page, scrape: &Scrape<'_>) {
         let Some(first) = containers.first() else {
             continue;
         };
-        if !is_measured(scrape.namespaces, &first.namespace) {
+        // A pod has its series while it is on the node: a report takes their first and last time for the time of a run, and a
+        // finished Job may stay in the API for days.
+        let is_here = !first.finished && containers.iter().any(|container| container.created);
+        if !is_here || !is_measured(scrape.namespaces, &first.namespace) {
             continue;
         }
         let owned: usize = containers

@@ -112,8 +112,9 @@ fn sample_threads(scrape: &mut Scrape<'_>) {
         let (tasks, variables) = read_tasks(&scrape.host.proc, processes);
         let sample = ThreadSample::new(cpus, &tasks, variables);
         let turn = threads.next_turn();
+        let was_there_first = scrape.state.numbers.was_there_first(container.number);
         threads.change(container.number, |record| {
-            record.add_sample(sample, &tasks, turn);
+            record.add_sample(sample, &tasks, turn, was_there_first);
             record.processes = processes.len();
         });
     }

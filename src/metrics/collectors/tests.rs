@@ -113,6 +113,7 @@ fn state(cgroup: String, number: u32) -> ContainerState {
         unpinned_seconds: None,
         refused: None,
         created: true,
+        finished: false,
         at_start: None,
         repaired: None,
         observed: None,

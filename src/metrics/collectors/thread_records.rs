@@ -105,7 +105,16 @@ impl ThreadRecord {
 
     /// Adds a sample of all threads. The migrations of an ended thread stay in the total. A thread id with fewer migrations
     /// than before belongs to a new thread.
-    pub(super) fn add_sample(&mut self, sample: ThreadSample, tasks: &[Task], turn: u64) {
+    ///
+    /// Of a container that was there at the agent's first scrape, the first sample only says from where to count.
+    pub(super) fn add_sample(
+        &mut self,
+        sample: ThreadSample,
+        tasks: &[Task],
+        turn: u64,
+        was_there_first: bool,
+    ) {
+        let is_baseline = was_there_first && self.sample.is_none();
         let mut total = self.migrations;
         let mut by_thread = HashMap::with_capacity(tasks.len());
         for task in tasks {
@@ -115,7 +124,7 @@ impl ThreadRecord {
                 .get(&task.tid)
                 .copied()
                 .filter(|before| *before <= now)
-                .unwrap_or(0);
+                .unwrap_or(if is_baseline { now } else { 0 });
             total = Some(total.unwrap_or(0).saturating_add(now - before));
             by_thread.insert(task.tid, now);
         }
@@ -230,10 +239,21 @@ mod tests {
     }
 
     #[test]
+    fn migrations_before_the_first_scrape_are_not_counted() {
+        let mut record = ThreadRecord::default();
+        let mut add_sample = |list: &[(i32, &str, u64)]| {
+            record.add_sample(ThreadSample::default(), &tasks(list), 1, true);
+            record.migrations
+        };
+        assert_eq!(add_sample(&[(1, "0", 5)]), Some(0));
+        assert_eq!(add_sample(&[(1, "0", 6), (2, "0", 3)]), Some(4));
+    }
+
+    #[test]
     fn migrations_never_go_back() {
         let mut record = ThreadRecord::default();
         let mut add_sample = |list: &[(i32, &str, u64)]| {
-            record.add_sample(ThreadSample::default(), &tasks(list), 1);
+            record.add_sample(ThreadSample::default(), &tasks(list), 1, false);
             record.migrations
         };
         assert_eq!(add_sample(&[]), None, "no sample yet");
@@ -293,7 +313,7 @@ mod tests {
                 cpus: cpus.clone(),
                 ..ThreadSample::default()
             };
-            records.change(number, |record| record.add_sample(sample, &[], turn));
+            records.change(number, |record| record.add_sample(sample, &[], turn, false));
         }
         assert_eq!(records.order(&containers), [1, 0, 2]);
         assert_eq!(

@@ -70,7 +70,11 @@ impl Collector for ThreadsCollector {
                 .filter(|count| *count >= processes.len());
             let count_threads = || processes.iter().map(|pid| proc.thread_count(*pid)).sum();
             let count = by_controller.unwrap_or_else(count_threads);
-            let total = self.totals.add(container.number, &counts, start_time);
+            let number = container.number;
+            let was_there_first = scrape.state.numbers.was_there_first(number);
+            let total = self
+                .totals
+                .add(number, was_there_first, &counts, start_time);
             let run_delay = no_run_delay.is_none().then_some(total.run_delay);
             container.thread_count = Some(ThreadCount {
                 threads: count,

@@ -71,6 +71,7 @@ fn waiting() -> ContainerState {
         required: false,
         refused: None,
         created: true,
+        finished: false,
         at_start: None,
         repaired: None,
         observed: None,

@@ -26,8 +26,10 @@ pub(super) struct ConnectionTotals {
 /// The totals of a pod.
 #[derive(Debug, Default)]
 pub(super) struct PodConnections {
-    /// The number of the last sample with the pod.
+    /// The number of the last sample with the pod; 0 before the first.
     last_sample: u64,
+    /// Whether the pod was there at the agent's first sample.
+    was_there_first: bool,
     /// Connections of the last sample in each of [`TcpState::ALL`]; `None` for a state without any connection so far.
     pub(super) states: [Option<usize>; TcpState::ALL.len()],
     pub(super) rtt: Histogram,
@@ -96,6 +98,19 @@ impl ConnectionTotals {
         }
     }
 
+    /// Begins a sample of these pods.
+    ///
+    /// Of the pods of the agent's first sample, the connections that are found first only say from where to count. What they
+    /// carried before stands in the series of the agent's predecessor, and each restart would add it once more.
+    pub(super) fn begin_sample<'a>(&mut self, live: impl Iterator<Item = &'a str>) {
+        if self.samples > 0 {
+            return;
+        }
+        for pod in live {
+            self.pods.entry(pod.to_owned()).or_default().was_there_first = true;
+        }
+    }
+
     /// Adds all connections of a pod in a sample.
     ///
     /// A connection of the last sample adds its increase, and a new one all of its counts. The
@@ -117,6 +132,7 @@ impl ConnectionTotals {
         let Some(pod) = self.pods.get_mut(pod) else {
             return;
         };
+        let is_baseline = pod.was_there_first && pod.last_sample == 0;
         pod.last_sample = self.samples + 1;
         pod.states.iter_mut().flatten().for_each(|count| *count = 0);
         let mut now = HashMap::with_capacity(pod.last.len());
@@ -128,6 +144,7 @@ impl ConnectionTotals {
                 .unwrap_or_default();
             // A connection in a final state has no measurements.
             let measured = connection.measured.unwrap_or(before);
+            let before = if is_baseline { measured } else { before };
             // The kernel may list a connection twice if it moves during the listing.
             if now.insert(connection.cookie, measured).is_some() {
                 continue;
@@ -262,6 +279,27 @@ mod tests {
             (2, 1, 3)
         );
         assert_eq!(rtt.sum, Duration::from_millis(206));
+    }
+
+    #[test]
+    fn connections_of_the_first_sample_count_from_there_and_later_ones_from_zero() {
+        let mut totals = ConnectionTotals::default();
+        let one = |cookie, busy| connection(cookie, TcpState::Established, measured(3, busy, busy));
+        totals.begin_sample(["a"].into_iter());
+        sample(&mut totals, &[one(1, 1000)]);
+        assert_eq!(limited(&totals), [0, 0, 0]);
+        assert_eq!(totals.get("a").unwrap().rtt, Histogram::default());
+        assert_eq!(totals.get("a").unwrap().states[0], Some(1));
+        totals.begin_sample(["a", "b"].into_iter());
+        sample(&mut totals, &[one(1, 1040), one(2, 400)]);
+        assert_eq!(limited(&totals), [440, 220, 110]);
+        totals.add(
+            "b",
+            [one(3, 100)].iter(),
+            None,
+            &mut PeerDirectory::default(),
+        );
+        assert_eq!(totals.get("b").unwrap().busy, 100, "a pod that came later");
     }
 
     #[test]

@@ -55,6 +55,7 @@ fn owner(pod: &str, role: PodRole, cpus: &str) -> ContainerState {
         unpinned_seconds: None,
         refused: None,
         created: true,
+        finished: false,
         at_start: None,
         repaired: None,
         observed: None,
