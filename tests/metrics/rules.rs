@@ -12,6 +12,13 @@ use crate::yaml::{documents, here};
 const RULES: &str = "deploy/rules/pinfold.rules.yaml";
 const CASES: &str = "tests/prometheus/rules.test.yaml";
 
+/// Series of Prometheus and of kube-state-metrics.
+const FOREIGN: [&str; 3] = [
+    "up",
+    "kube_daemonset_status_desired_number_scheduled",
+    "kube_daemonset_status_number_ready",
+];
+
 /// The names of the recorded series.
 pub(crate) fn recorded() -> BTreeSet<String> {
     rules()
@@ -37,13 +44,14 @@ fn text<'a>(value: &'a Value, key: &str) -> &'a str {
         .unwrap_or_else(|| panic!("no {key} in {value:#}"))
 }
 
-/// The names of series in an expression: Pinfold's families, recorded series, and `up`.
+/// The names of series in an expression: Pinfold's families, recorded series, and the [`FOREIGN`] ones.
 fn series(expression: &str) -> BTreeSet<String> {
     // Text in quotes is a label's value.
     let outside: String = expression.split('"').step_by(2).collect();
     let words = outside
         .split(|letter: char| !letter.is_ascii_alphanumeric() && letter != '_' && letter != ':');
-    let is_name = |word: &&str| word.contains(':') || word.starts_with("pinfold_") || *word == "up";
+    let is_name =
+        |word: &&str| word.contains(':') || word.starts_with("pinfold_") || FOREIGN.contains(word);
     words.filter(is_name).map(str::to_owned).collect()
 }
 
@@ -62,7 +70,7 @@ pub(crate) fn known(expression: &str, recorded: &BTreeSet<String>) {
             .iter()
             .any(|table| table.iter().any(|family| is(family.name)));
         assert!(
-            tabled || name == "up" || recorded.contains(&name),
+            tabled || FOREIGN.contains(&name.as_str()) || recorded.contains(&name),
             "{name} is no family, and no rule before has recorded it: {expression}"
         );
     }
