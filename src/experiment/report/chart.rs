@@ -1,7 +1,7 @@
 //! [`Chart`]: curves and bars below each other.
 
 use super::figures::NONE;
-use crate::text::svg::{Anchor, Svg, shortened};
+use crate::text::svg::{Anchor, Svg, ceiling, shortened};
 
 /// Colours that people with any eyes tell apart.
 const COLOURS: [&str; 7] = [
@@ -195,40 +195,9 @@ fn unbroken(points: &[(f64, f64)]) -> impl Iterator<Item = &[(f64, f64)]> {
     points.chunk_by(move |one, other| other.0 - one.0 <= BREAK * usual)
 }
 
-/// The least of 1, 2 and 5 times a power of ten that is not below.
-fn ceiling(value: f64) -> f64 {
-    if !(value > 0.0 && value.is_finite()) {
-        return 1.0;
-    }
-    let power = 10_f64.powf(value.log10().floor());
-    let step = [1.0, 2.0, 5.0]
-        .into_iter()
-        .find(|step| step * power >= value);
-    step.unwrap_or(10.0) * power
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn scales_end_at_a_round_number() {
-        for (value, top) in [
-            (0.0, 1.0),
-            (f64::NAN, 1.0),
-            (0.7, 1.0),
-            (1.0, 1.0),
-            (1.1, 2.0),
-            (34.0, 50.0),
-            (9e6, 1e7),
-        ] {
-            assert!(
-                (ceiling(value) - top).abs() < 1e-9 * top,
-                "{value}: {}",
-                ceiling(value)
-            );
-        }
-    }
 
     #[test]
     fn no_name_breaks_it_and_nothing_is_drawn_of_what_is_not_known() {

@@ -3,22 +3,32 @@
 use super::plan::{Cpus, ThreadChoice, Way};
 use super::report::{BenchReport, Comparison, Metric};
 use crate::experiment::statistics::{Estimate, Verdict};
-use crate::text::svg::{Anchor, Svg, shortened};
+use crate::text::svg::{Anchor, Svg, ceiling, shortened};
 use crate::text::{counted, units};
 
 const WIDTH: f64 = 920.0;
-const HEIGHT: f64 = 560.0;
+const HEIGHT: f64 = 584.0;
 /// The panel of runs.
 const LEFT: f64 = 60.0;
-const TOP: f64 = 70.0;
-const BOTTOM: f64 = 250.0;
+const TOP: f64 = 92.0;
+const BOTTOM: f64 = 272.0;
 /// The panel of ratios: the ends of the scale, and the first row.
 const SCALE: (f64, f64) = (250.0, 620.0);
-const ROWS: f64 = 330.0;
+const ROWS: f64 = 352.0;
 const ROW: f64 = 26.0;
 
 const INK: &str = "#222222";
 const PALE: &str = "#8a8a8a";
+const WARNING: &str = "#c4401f";
+const GRID: &str = "#dddddd";
+
+/// The marks of the scale of ratios: above 1, and below.
+const MORE: [f64; 12] = [
+    1.02, 1.05, 1.1, 1.2, 1.5, 2.0, 3.0, 5.0, 10.0, 20.0, 50.0, 100.0,
+];
+const LESS: [f64; 12] = [
+    0.98, 0.95, 0.9, 0.8, 0.7, 0.5, 0.3, 0.2, 0.1, 0.05, 0.02, 0.01,
+];
 
 pub fn draw(report: &BenchReport) -> String {
     let mut svg = Svg::default();
@@ -34,8 +44,11 @@ pub fn draw(report: &BenchReport) -> String {
         INK,
         &format!("Effect of pinning and sizing: {work}"),
     );
+    let threads = report.plan.host_threads.map_or_else(String::new, |host| {
+        format!("; threads as on a host with {}", counted(host, "CPU"))
+    });
     let subtitle = format!(
-        "{}, {} reserved; {} of {}, {}; {}; {}; enforcement {}",
+        "{}, {} reserved; {} of {}, {}; {}; {}; enforcement {}{threads}",
         counted(report.plan.online.len() as u64, "CPU"),
         report.plan.reserved.len(),
         counted(report.plan.workers, "worker"),
@@ -46,6 +59,16 @@ pub fn draw(report: &BenchReport) -> String {
         report.found.enforcement,
     );
     svg.text((20.0, 46.0), 12.0, Anchor::Start, PALE, &subtitle);
+    if let Some(interference) = &report.found.interference {
+        let warning = if interference.reliable {
+            ""
+        } else {
+            " The comparison is unreliable."
+        };
+        let words = interference.in_words() + warning;
+        let ink = if interference.reliable { PALE } else { WARNING };
+        svg.text((20.0, 62.0), 12.0, Anchor::Start, ink, &words);
+    }
     runs(
         &mut svg,
         report,
@@ -80,12 +103,19 @@ fn runs(
         .filter_map(|run| run.figures.get(&metric))
         .copied()
         .fold(0.0, f64::max);
-    let scale = if top > 0.0 {
-        (BOTTOM - TOP - 10.0) / top
-    } else {
-        0.0
-    };
-    svg.line((left, BOTTOM), (right, BOTTOM), PALE, 1.0);
+    let top = ceiling(top);
+    let scale = (BOTTOM - TOP - 10.0) / top;
+    for value in [0.0, top / 2.0, top] {
+        let y = BOTTOM - value * scale;
+        svg.line((left, y), (right, y), GRID, 1.0);
+        svg.text(
+            (left - 6.0, y + 4.0),
+            10.0,
+            Anchor::End,
+            PALE,
+            &units::figures(value),
+        );
+    }
     let column = (right - left) / 4.0;
     for (way, place) in Way::ALL.into_iter().zip([0.5, 1.5, 2.5, 3.5]) {
         let middle = left + column * place;
@@ -120,7 +150,7 @@ fn runs(
 /// The comparisons in steps per second: the ratio as a dot, its interval as a line, beside the line of 1.
 fn ratios(svg: &mut Svg, report: &BenchReport, step: &str) {
     let title = format!(
-        "ratios of {}, mean and interval over the rounds",
+        "ratios of {}: mean and 95 % confidence interval over the rounds",
         Metric::StepsPerSecond.name(step)
     );
     svg.text((20.0, ROWS - 24.0), 13.0, Anchor::Start, INK, &title);
@@ -153,7 +183,7 @@ fn ratios(svg: &mut Svg, report: &BenchReport, step: &str) {
         PALE,
         1.0,
     );
-    for mark in [(-furthest).exp(), 1.0, furthest.exp()] {
+    for mark in marks(furthest) {
         svg.text(
             (at(mark), ROWS + ROW * rows + 2.0),
             11.0,
@@ -184,6 +214,19 @@ fn ratios(svg: &mut Svg, report: &BenchReport, step: &str) {
     }
 }
 
+/// Round ratios for a scale that reaches to this logarithm on both sides of 1: at most two on each side.
+fn marks(furthest: f64) -> Vec<f64> {
+    let within = |list: [f64; 12]| {
+        let mut inside: Vec<f64> = list
+            .into_iter()
+            .filter(|ratio| ratio.ln().abs() <= furthest)
+            .collect();
+        inside.drain(..inside.len().saturating_sub(2));
+        inside
+    };
+    [within(LESS), vec![1.0], within(MORE)].concat()
+}
+
 fn colour(way: Way) -> &'static str {
     match (way.cpus, way.threads) {
         (Cpus::Shared, ThreadChoice::Host) => "#8a8a8a",
@@ -199,6 +242,7 @@ mod tests {
     use super::super::report::MachineFacts;
     use super::super::report::tests::{plan, runs as some_runs};
     use super::*;
+    use crate::sandbox::interference::MeasuredInterference;
 
     fn figures(round: usize, way: Way) -> Vec<(Metric, f64)> {
         let pinned = if way.cpus == Cpus::Pinned { 1.5 } else { 1.0 };
@@ -218,6 +262,38 @@ mod tests {
             svg.contains("+50 % (+50 to +50 %)") && svg.contains("pinned vs shared, right threads")
         );
         assert!(!svg.contains("NaN") && !svg.contains("inf"), "{svg}");
+    }
+
+    #[test]
+    fn the_scales_have_round_marks() {
+        assert_eq!(marks(0.055), [0.98, 0.95, 1.0, 1.02, 1.05]);
+        assert_eq!(marks(1.0), [0.7, 0.5, 1.0, 1.5, 2.0]);
+        assert_eq!(marks(9.0).len(), 5);
+        assert_eq!(marks(0.0), [1.0]);
+    }
+
+    #[test]
+    fn the_subtitle_names_the_simulated_host_and_what_disturbed_the_bench() {
+        let draw_with = |reliable| {
+            let mut plan = plan(6);
+            plan.host_threads = Some(80);
+            let found = MachineFacts {
+                interference: Some(MeasuredInterference {
+                    share: 0.2,
+                    seconds: 2.0,
+                    uncertainty: 0.1,
+                    total: 10.0,
+                    reliable,
+                }),
+                ..MachineFacts::default()
+            };
+            draw(&BenchReport::new(plan, some_runs(6, figures), found).unwrap())
+        };
+        let svg = draw_with(false);
+        assert!(svg.contains("threads as on a host with 80 CPUs"), "{svg}");
+        assert!(svg.contains("95 % confidence interval"), "{svg}");
+        assert!(svg.contains("used 20 % of the exclusive CPUs") && svg.contains("unreliable"));
+        assert!(!draw_with(true).contains("unreliable"));
     }
 
     #[test]
