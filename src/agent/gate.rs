@@ -5,7 +5,7 @@
 
 use crate::cpu::CpuSet;
 use crate::pin::Enforcement;
-use crate::pin::decide::{Decision, RefusalSource};
+use crate::pin::decide::{Decision, IN_SHARED_POOL, RefusalSource};
 use crate::pin::snapshot::ContainerState;
 use crate::pod::{ContainerKind, Entitlement, Pod, Qos, is_required};
 
@@ -111,7 +111,9 @@ fn is_in_force(assigned: &CpuSet, effective: &CpuSet) -> bool {
 fn why_none(entitlement: &Entitlement, qos: Qos, note: Option<&str>) -> Option<String> {
     match entitlement {
         Entitlement::Exclusive { cpus, .. } => {
-            Some(note.map_or_else(|| none_free(*cpus), str::to_owned))
+            // It does not stay there: it is refused.
+            let reason = note.map(|note| note.strip_prefix(IN_SHARED_POOL).unwrap_or(note));
+            Some(reason.map_or_else(|| none_free(*cpus), str::to_owned))
         }
         Entitlement::Inherit { .. } => Some("its pod's containers have none".to_owned()),
         Entitlement::Shared { reason } => (qos != Qos::Guaranteed).then(|| reason.clone()),

@@ -21,6 +21,9 @@ pub use input::{ContainerMove, DecisionContext, DecisionInput};
 use input::{PodRequest, ShortfallNote};
 pub use known::{Description, KnownPod, KnownPods};
 
+/// How the note of a container begins that runs in the shared pool; the reason follows.
+pub const IN_SHARED_POOL: &str = "stays in the shared pool: ";
+
 /// The decision about a container of a known pod.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Decision {
@@ -38,7 +41,7 @@ pub struct Decision {
     pub cpus: Option<CpuSet>,
     /// The NUMA nodes that an owner's memory shall come from; `None` if Pinfold does not choose them.
     pub memory: Option<CpuSet>,
-    /// Why the container got fewer CPUs than its entitlement.
+    /// Why the container got fewer CPUs than its entitlement, or which of the pod's annotations does not count.
     pub note: Option<String>,
     pub refused: Option<RefusalSource>,
 }
@@ -110,8 +113,9 @@ impl Decisions {
                 .take_if(|cpus| !cpus.is_subset(&owned))
                 .is_some()
             {
-                decision.note =
-                    Some("stays in the shared pool: Pinfold only observes on this node".to_owned());
+                decision.note = Some(format!(
+                    "{IN_SHARED_POOL}Pinfold only observes on this node"
+                ));
                 decision.refused = None;
                 decision.memory = None;
             }

@@ -460,7 +460,8 @@ impl PoolSizes {
     }
 }
 
-/// The variables to add, and the container's own variables.
+/// The variables to add, and the container's own variables. Each name must stand in [`THREAD_VARIABLES`](crate::pod::THREAD_VARIABLES), so that
+/// an owner's value is known and wins.
 fn variables(
     profile: Profile,
     sizes: &PoolSizes,

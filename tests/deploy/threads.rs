@@ -5,8 +5,8 @@ use std::collections::BTreeMap;
 use std::fs;
 
 use pinfold::pod::{
-    Policy as EntitlementPolicy, RecognizedPod, Selector, ThreadBasis, ThreadPolicy, parse,
-    thread_environment,
+    Policy as EntitlementPolicy, RecognizedPod, Selector, THREAD_VARIABLES, ThreadBasis,
+    ThreadPolicy, parse, thread_environment,
 };
 use proptest::prelude::*;
 use serde_json::{Value, json};
@@ -73,21 +73,10 @@ fn computed(pod: &Value) -> Vec<BTreeMap<String, String>> {
     each.collect()
 }
 
-const NAMES: [&str; 13] = [
-    "TF_NUM_INTRAOP_THREADS",
-    "TF_NUM_INTEROP_THREADS",
-    "OMP_NUM_THREADS",
-    "MKL_NUM_THREADS",
-    "OPENBLAS_NUM_THREADS",
-    "GOTO_NUM_THREADS",
-    "NUMEXPR_NUM_THREADS",
-    "NUMEXPR_MAX_THREADS",
-    "NUMBA_NUM_THREADS",
-    "TF_GRPC_WORKER_CACHE_QUEUES",
-    "TF_GRPC_WORKER_CACHE_THREADS",
-    "KMP_BLOCKTIME",
-    "PATH",
-];
+/// The variables that a pod's author may have set: those of thread pools, and one that is none.
+fn names() -> Vec<&'static str> {
+    [&THREAD_VARIABLES[..], &["PATH"]].concat()
+}
 
 fn container(at: usize) -> impl Strategy<Value = Value> {
     let limit = prop_oneof![
@@ -97,7 +86,7 @@ fn container(at: usize) -> impl Strategy<Value = Value> {
         1 => prop_oneof![Just("0"), Just("0.5"), Just("2.5"), Just("1500000u"), Just("1k")]
             .prop_map(|text| Some(text.to_owned())),
     ];
-    let set = proptest::collection::btree_set(0..NAMES.len(), 0..4);
+    let set = proptest::collection::btree_set(proptest::sample::select(names()), 0..4);
     let name = prop_oneof![8 => Just(format!("c{at}")), 1 => Just("istio-proxy".to_owned())];
     let image = prop_oneof![
         8 => Just("tensorflow/tensorflow:2"),
@@ -114,9 +103,7 @@ fn container(at: usize) -> impl Strategy<Value = Value> {
             container["resources"] = json!({"limits": {"cpu": limit, "memory": "1Gi"}});
         }
         if !set.is_empty() {
-            let env = set
-                .iter()
-                .map(|&at| json!({"name": NAMES[at], "value": own}));
+            let env = set.iter().map(|name| json!({"name": name, "value": own}));
             container["env"] = env.collect();
         }
         if from {

@@ -6,7 +6,7 @@ use std::time::Instant;
 
 use super::World;
 use crate::agent::isolation_gate::IsolatedPartitionGate;
-use crate::pin::decide::{Decisions, RefusalSource};
+use crate::pin::decide::{Decisions, IN_SHARED_POOL, RefusalSource};
 use crate::pin::{AppliedStep, Drift, Observed, Reason, Step, StepOutcome};
 use crate::pod::RecognizedPod;
 
@@ -127,7 +127,7 @@ impl World {
                 Some(if is_confined {
                     format!("other tasks may run on its CPUs: {says}")
                 } else {
-                    format!("stays in the shared pool: {says}")
+                    format!("{IN_SHARED_POOL}{says}")
                 })
             });
             decision.refused = Some(RefusalSource::Kernel);

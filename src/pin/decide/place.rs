@@ -3,6 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use super::super::assignment::union;
+use super::IN_SHARED_POOL;
 use super::input::{ContainerMove, DecisionInput, PodRequest, ShortfallNote};
 use super::known::Description;
 use crate::cpu::{
@@ -500,7 +501,7 @@ impl<'a> PlacementPass<'a> {
 /// The note of a container that could not get all of its CPUs.
 fn shortfall(own: &CpuSet, error: &PlacementRefusal) -> String {
     match own.len() {
-        0 => format!("stays in the shared pool: {error}"),
+        0 => format!("{IN_SHARED_POOL}{error}"),
         count => format!(
             "keeps the {} that it has, and gets no more: {error}",
             cpu_count(count)

@@ -1,6 +1,6 @@
 use super::*;
 use crate::cpu::Cpu;
-use crate::pod::Resources;
+use crate::pod::{Resources, THREAD_VARIABLES};
 
 fn pod(role: &str) -> Pod {
     let key = "training.kubeflow.org/replica-type".to_owned();
@@ -88,6 +88,10 @@ fn profiles() {
             .insert(THREADS_ANNOTATION.to_owned(), profile.to_owned());
         let found = environment(&pod, basis);
         assert_eq!(written(&found), variables, "{profile}");
+        // Only variables of this list are kept when a pod is read. An owner's value of another one would be overwritten.
+        for name in found.variables.keys() {
+            assert!(THREAD_VARIABLES.contains(&name.as_str()), "{name}");
+        }
         assert_eq!(
             (found.threads, found.expected_threads),
             (threads, expected),
