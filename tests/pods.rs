@@ -234,6 +234,38 @@ fn a_policy_chooses_more_pods() {
     assert!(serde_json::from_str::<Policy>(r#"{"select": "a=b"}"#).is_err());
 }
 
+/// The identifiers in metrics: they name what a pod's author can change, and nothing else.
+#[test]
+fn obstacles_are_what_a_pods_author_can_change() {
+    for (file, name, container, obstacle) in [
+        ("roles.yaml", "mnist-worker-3", "tensorflow", None),
+        ("roles.yaml", "mnist-ps-0", "tensorflow", Some("cpu_limit")),
+        ("entitlements.yaml", "below-one", "c", Some("cpu_limit")),
+        (
+            "entitlements.yaml",
+            "unknown-word",
+            "c",
+            Some("unknown_annotation"),
+        ),
+        ("entitlements.yaml", "finished", "c", None),
+        ("entitlements.yaml", "ordinary", "c", None),
+        ("entitlements.yaml", "shared-wins", "c", None),
+        (
+            "qos.yaml",
+            "init-without-resources",
+            "c",
+            Some("not_guaranteed"),
+        ),
+    ] {
+        let pods = read(file);
+        let pod = pods.iter().find(|pod| pod.name == name).unwrap();
+        let pod = RecognizedPod::from(pod.clone());
+        let container = pod.container(container).unwrap();
+        let found = pod::entitlement(&pod, container, &Policy::default()).obstacle();
+        assert_eq!(found.map(pod::Obstacle::name), obstacle, "{name}");
+    }
+}
+
 #[test]
 fn reasons_name_the_remedy() {
     let reason = |file: &str, pod: &str, container: &str| {

@@ -194,7 +194,8 @@ pub enum EnforcementChoice {
     /// The strongest enforcement that the node supports.
     #[default]
     Auto,
-    /// Cpuset partitions: the kernel removes the CPUs from all other cgroups (cgroup v2, Linux 6.7 or newer).
+    /// Cpuset partitions: the kernel removes the CPUs from all other cgroups (cgroup v2, Linux 6.7 or newer, or a kernel with
+    /// the backport).
     Partition,
     /// CPU sets: the agent writes `cpuset.cpus` of the pods' cgroups.
     Cpuset,

@@ -15,7 +15,7 @@ use crate::pod::{ContainerKind, Entitlement, Pod, Qos, is_required};
 pub(super) fn at_creation(pod: &Pod, decision: &Decision, owed: Option<bool>) -> Option<String> {
     let given = decision.cpus.is_some();
     let why = match &decision.entitlement {
-        Entitlement::Shared { reason } if owed == Some(false) => Some(reason.clone()),
+        Entitlement::Shared { reason, .. } if owed == Some(false) => Some(reason.clone()),
         entitlement => why_none(entitlement, decision.qos, decision.note.as_deref()),
     };
     why.filter(|_| is_required(pod) && !given)
@@ -116,7 +116,7 @@ fn why_none(entitlement: &Entitlement, qos: Qos, note: Option<&str>) -> Option<S
             Some(reason.map_or_else(|| none_free(*cpus), str::to_owned))
         }
         Entitlement::Inherit { .. } => Some("its pod's containers have none".to_owned()),
-        Entitlement::Shared { reason } => (qos != Qos::Guaranteed).then(|| reason.clone()),
+        Entitlement::Shared { reason, .. } => (qos != Qos::Guaranteed).then(|| reason.clone()),
     }
 }
 
@@ -142,12 +142,13 @@ fn refusal(why: &str) -> String {
 #[allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 mod tests {
     use super::*;
-    use crate::pod::{PodRole, Policy, RecognizedPod, ThreadPolicy, thread_environment};
+    use crate::pod::{Obstacle, PodRole, Policy, RecognizedPod, ThreadPolicy, thread_environment};
 
     #[test]
     fn a_container_without_entitlement_in_a_guaranteed_pod_may_start() {
         let shared = Entitlement::Shared {
             reason: "CPU limit 0.5".to_owned(),
+            obstacle: Some(Obstacle::CpuLimit),
         };
         assert_eq!(why_none(&shared, Qos::Guaranteed, None), None);
         assert_eq!(

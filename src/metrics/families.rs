@@ -211,6 +211,8 @@ families! {
         "Outgoing packets that the pod's interface dropped.");
     POD_NETWORK_TRANSMIT_PACKETS = counter("pinfold_pod_network_transmit_packets_total", INTERFACE,
         "Packets sent by the pod's interface.");
+    POD_NOT_PINNED = gauge("pinfold_pod_not_pinned", &["namespace", "pod", "reason"],
+        "A pod that trains or asks for exclusive CPUs, and runs without them, always 1, by reason. A pod that asks for shared CPUs has no series.");
     POD_OWNED_CPUS = gauge("pinfold_pod_owned_cpus", POD,
         "Exclusive CPUs of the pod's containers.");
     POD_RDMA_RECEIVE_BYTES = counter("pinfold_pod_rdma_port_receive_bytes_total", POD_PORT,

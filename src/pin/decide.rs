@@ -82,6 +82,7 @@ impl Decision {
             recognition: pod.recognition().clone(),
             entitlement: Entitlement::Shared {
                 reason: String::new(),
+                obstacle: None,
             },
             cpus: None,
             memory: None,
@@ -161,6 +162,7 @@ impl Decisions {
                               exist hold all of them";
                 decision.entitlement = Entitlement::Shared {
                     reason: reason.to_owned(),
+                    obstacle: None,
                 };
             } else {
                 decision.cpus = Some(rest);

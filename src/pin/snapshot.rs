@@ -118,6 +118,42 @@ pub struct ContainerState {
     pub observed: Option<ThreadStatus>,
 }
 
+// === impl Snapshot ===
+
+impl Snapshot {
+    /// Why a pod that should have exclusive CPUs lacks some of them, as an identifier; `None` for a pod that has them, or is
+    /// meant to share. `pod` are the pod's containers; the reason is that of the first one without its CPUs.
+    ///
+    /// An identifier is the name of an [`Obstacle`](pod::Obstacle), or `too_few_cpus` (none are free), `kernel` (it refused
+    /// the partition), `observe` (the agent pins nothing), or `waiting` (the next turns may pin it).
+    pub fn not_pinned(&self, pod: &[ContainerState]) -> Option<&'static str> {
+        // In a pod with exclusive CPUs, policy means to refuse them to the other containers.
+        let entitled = pod.iter().any(|container| container.entitlement.cpus() > 0);
+        pod.iter().find_map(|container| match container.refused {
+            Some(RefusalSource::Room) => Some("too_few_cpus"),
+            Some(RefusalSource::Kernel) => Some("kernel"),
+            Some(RefusalSource::Policy) => {
+                let obstacle = container.entitlement.obstacle().filter(|_| !entitled);
+                obstacle.map(pod::Obstacle::name)
+            }
+            None => self.unassigned(container),
+        })
+    }
+
+    /// Why a running container that is entitled to CPUs has none, although nothing refused them.
+    fn unassigned(&self, container: &ContainerState) -> Option<&'static str> {
+        if container.entitlement.cpus() == 0 || !container.running || container.own().is_some() {
+            return None;
+        }
+        match (self.enforcement, self.enforcement_cause) {
+            // The kubelet pins the same containers.
+            (Enforcement::Observe, EnforcementCause::CpuManager) => None,
+            (Enforcement::Observe, _) => Some("observe"),
+            (Enforcement::Partition | Enforcement::Cpuset, _) => Some("waiting"),
+        }
+    }
+}
+
 // === impl ContainerState ===
 
 impl ContainerState {

@@ -21,11 +21,28 @@ pub enum Entitlement {
     Shared {
         /// The reason, and if it helps, the remedy.
         reason: String,
+        /// What a pod's author could change; `None` if the container is meant to share. Metrics show it as a label, and
+        /// the reason is the sentence for people.
+        #[serde(skip)]
+        obstacle: Option<Obstacle>,
     },
     /// An init container's entitlement: the union of the CPUs of the pod's app containers and sidecars, exclusive
     /// or shared.
     #[serde(rename = "pod")]
     Inherit { reason: String },
+}
+
+named! {
+    /// What keeps a container from exclusive CPUs, and its author could change.
+    #[derive(Debug, Clone, Copy, PartialEq, Eq)]
+    pub enum Obstacle {
+        /// The annotation [`CPUS_ANNOTATION`] has an unknown value.
+        UnknownAnnotation => "unknown_annotation",
+        /// The pod's QoS class is not Guaranteed.
+        NotGuaranteed => "not_guaranteed",
+        /// The container has no CPU limit, or one that is no whole number of CPUs.
+        CpuLimit => "cpu_limit",
+    }
 }
 
 impl Entitlement {
@@ -39,9 +56,17 @@ impl Entitlement {
 
     pub fn reason(&self) -> &str {
         match self {
-            Self::Exclusive { reason, .. } | Self::Shared { reason } | Self::Inherit { reason } => {
-                reason
-            }
+            Self::Exclusive { reason, .. }
+            | Self::Shared { reason, .. }
+            | Self::Inherit { reason } => reason,
+        }
+    }
+
+    /// What keeps the container from exclusive CPUs, if its author could change that.
+    pub fn obstacle(&self) -> Option<Obstacle> {
+        match self {
+            Self::Shared { obstacle, .. } => *obstacle,
+            Self::Exclusive { .. } | Self::Inherit { .. } => None,
         }
     }
 }
@@ -107,7 +132,7 @@ pub fn training(pod: &Pod, recognition: &Recognition, policy: &Policy) -> Traini
 pub fn entitlement(pod: &RecognizedPod, container: &Container, policy: &Policy) -> Entitlement {
     match decide(pod, container, policy) {
         Ok((cpus, reason)) => Entitlement::Exclusive { cpus, reason },
-        Err(NotExclusive::Shared(reason)) => Entitlement::Shared { reason },
+        Err(NotExclusive::Shared(obstacle, reason)) => Entitlement::Shared { reason, obstacle },
         Err(NotExclusive::Inherit(reason)) => Entitlement::Inherit { reason },
     }
 }
@@ -135,7 +160,7 @@ pub fn is_denied(pod: &RecognizedPod, container: &Container, policy: &Policy) ->
 }
 
 enum NotExclusive {
-    Shared(String),
+    Shared(Option<Obstacle>, String),
     Inherit(String),
 }
 
@@ -144,7 +169,9 @@ fn decide(
     container: &Container,
     policy: &Policy,
 ) -> Result<(u32, String), NotExclusive> {
-    let shared = |reason: String| Err(NotExclusive::Shared(reason));
+    let shared = |reason: String| Err(NotExclusive::Shared(None, reason));
+    let obstructed =
+        |obstacle: Obstacle, reason: String| Err(NotExclusive::Shared(Some(obstacle), reason));
     if pod.finished {
         return shared("the pod has run to its end".to_owned());
     }
@@ -156,9 +183,10 @@ fn decide(
             return shared(format!("annotation {CPUS_ANNOTATION}=shared"));
         }
         Some(CpusAnnotation::Unknown(value)) => {
-            return shared(format!(
+            let reason = format!(
                 "annotation {CPUS_ANNOTATION} is {value:?}, which is unknown: write exclusive, required or shared"
-            ));
+            );
+            return obstructed(Obstacle::UnknownAnnotation, reason);
         }
         Some(CpusAnnotation::Exclusive(_)) | None => {}
     }
@@ -174,12 +202,14 @@ fn decide(
         ));
     }
     if let Some(obstacle) = pod.guaranteed_obstacle() {
-        return shared(format!(
+        let reason = format!(
             "QoS class {}, not Guaranteed: {obstacle}; set equal CPU and memory requests and limits everywhere",
             pod.qos()
-        ));
+        );
+        return obstructed(Obstacle::NotGuaranteed, reason);
     }
-    let cpus = whole_cpus(pod, container).map_err(NotExclusive::Shared)?;
+    let cpus = whole_cpus(pod, container)
+        .map_err(|reason| NotExclusive::Shared(Some(Obstacle::CpuLimit), reason))?;
     Ok((
         cpus,
         format!(

@@ -54,7 +54,8 @@ mod verdict;
 pub use cpu_preferences::{Balancing, CpuPreferences, MemoryPolicy, cpu_preferences};
 pub use description::{Container, ContainerIds, ContainerKind, EnvSource, Pod, Qos, Resources};
 pub use entitlement::{
-    Entitlement, MOST_CPUS, Policy, Training, entitlement, is_denied, is_required, training,
+    Entitlement, MOST_CPUS, Obstacle, Policy, Training, entitlement, is_denied, is_required,
+    training,
 };
 pub use from_k8s::PodError;
 pub use keys::{ContainerKey, ObjectName};

@@ -21,6 +21,9 @@ use crate::kubectl::{apply_again, dry_run};
 use crate::strict::strictly;
 use crate::tools::{documents, find, here, kustomize, program, succeed};
 
+/// The files of the component reclaim.
+const RECLAIM: [&str; 4] = ["rbac", "policy", "networkpolicy", "deployment"];
+
 /// The faults of an object, checked with the Rust type of its kind.
 pub(crate) fn faults(object: &Value) -> Vec<String> {
     let version = object["apiVersion"].as_str().unwrap_or_default();
@@ -81,7 +84,14 @@ fn the_api_knows_every_field() {
         "installation-policy",
     ];
     let files = [
-        &["namespace", "crd", "rbac", "priority", "daemonset"][..],
+        &[
+            "namespace",
+            "crd",
+            "rbac",
+            "priority",
+            "networkpolicy",
+            "daemonset",
+        ][..],
         &policies,
     ]
     .concat();
@@ -90,7 +100,7 @@ fn the_api_knows_every_field() {
         checked += objects.len();
         check(&objects, file);
     }
-    assert_eq!(checked, 19, "all objects of the base");
+    assert_eq!(checked, 20, "all objects of the base");
     check(&documents("deploy/policies/threads.yaml"), "threads");
     for kind in ["podmonitor", "prometheusrule"] {
         check(
@@ -98,7 +108,7 @@ fn the_api_knows_every_field() {
             kind,
         );
     }
-    for file in ["rbac", "policy", "deployment"] {
+    for file in RECLAIM {
         check(
             &documents(&format!("deploy/components/reclaim/{file}.yaml")),
             file,
@@ -276,7 +286,7 @@ fn kubectl_accepts_all_objects() {
     for kind in ["podmonitor", "prometheusrule"] {
         objects.extend(documents(&format!("deploy/components/{kind}/{kind}.yaml")));
     }
-    for file in ["rbac", "policy", "deployment"] {
+    for file in RECLAIM {
         objects.extend(documents(&format!("deploy/components/reclaim/{file}.yaml")));
     }
     let list = json!({"apiVersion": "v1", "kind": "List", "items": objects});
@@ -296,7 +306,7 @@ fn a_second_apply_changes_nothing() {
     };
     let mut objects = kustomize(&kubectl, &here("deploy/overlays/containerd"));
     objects.extend(documents("deploy/policies/threads.yaml"));
-    for file in ["rbac", "policy", "deployment"] {
+    for file in RECLAIM {
         objects.extend(documents(&format!("deploy/components/reclaim/{file}.yaml")));
     }
     let said = apply_again(&kubectl, &objects);
@@ -405,6 +415,39 @@ fn the_agent_has_only_the_listed_rights() {
 fn selects(selector: &Value, labels: &Value) -> bool {
     let selector = selector.as_object().unwrap();
     selector.iter().all(|(key, value)| labels[key] == *value)
+}
+
+/// Each pod has a NetworkPolicy that admits connections to its ports and no others, and says how much it may store: what
+/// checkov and kube-score ask of every workload (docs/security.md).
+#[test]
+fn every_pod_has_a_network_policy_and_limits_of_its_storage() {
+    let (base, reclaim) = ("deploy/base", "deploy/components/reclaim");
+    for (folder, workload) in [(base, "daemonset"), (reclaim, "deployment")] {
+        let template =
+            &documents(&format!("{folder}/{workload}.yaml"))[0]["spec"]["template"].clone();
+        let policy = &documents(&format!("{folder}/networkpolicy.yaml"))[0]["spec"].clone();
+        let selector = &policy["podSelector"]["matchLabels"];
+        assert!(
+            selects(selector, &template["metadata"]["labels"]),
+            "{policy}"
+        );
+        // A policy has no effect on a pod in the node's network.
+        assert_eq!(template["spec"]["hostNetwork"], Value::Null, "{workload}");
+        let containers = template["spec"]["containers"].as_array().unwrap();
+        assert_eq!(containers.len(), 1, "{workload}");
+        let ports: Vec<Value> = containers[0]["ports"]
+            .as_array()
+            .unwrap()
+            .iter()
+            .map(|port| json!({"port": port["containerPort"], "protocol": "TCP"}))
+            .collect();
+        assert_eq!(policy["policyTypes"], json!(["Ingress"]));
+        assert_eq!(policy["ingress"], json!([{"ports": ports}]), "{workload}");
+        for amounts in ["requests", "limits"] {
+            let storage = &containers[0]["resources"][amounts]["ephemeral-storage"];
+            assert!(storage.is_string(), "{workload}: {amounts}");
+        }
+    }
 }
 
 #[test]

@@ -280,7 +280,7 @@ fn name_cases() -> Vec<Case> {
             json!([{"ports": [{"port": 9999, "protocol": "TCP"}]}]),
         ),
         case(
-            "networkPolicy.enabled=true networkPolicy.from[0].podSelector.matchLabels.app=prometheus",
+            "networkPolicy.from[0].podSelector.matchLabels.app=prometheus",
             policy,
             "/spec/ingress/0/from",
             json!([{"podSelector": {"matchLabels": {"app": "prometheus"}}}]),
@@ -477,7 +477,6 @@ fn every_object_names_its_release() {
             "podMonitor.enabled=true",
             "prometheusRule.enabled=true",
             "dashboard.enabled=true",
-            "networkPolicy.enabled=true",
             "config.maxMovesPerHour=1",
         ],
     );
@@ -548,6 +547,21 @@ fn renamed_objects_refer_to_each_other() {
     let alert = field(rule, "/spec/groups/[pinfold.agent]/rules/0");
     assert_eq!(alert["alert"], "PinfoldAgentDown");
     assert_eq!(alert["expr"], "up{job=~\"(.+/)?ours\"} == 0");
+}
+
+/// A cluster with its own policies switches those of the chart off.
+#[test]
+fn network_policies_can_be_switched_off() {
+    let Some(helm) = program("helm") else { return };
+    let policies = |values: &[&str]| {
+        let objects = template(&helm, &[&["reclaim.enabled=true"], values].concat());
+        let of_kind = objects
+            .iter()
+            .filter(|object| object["kind"] == "NetworkPolicy");
+        of_kind.count()
+    };
+    assert_eq!(policies(&[]), 2);
+    assert_eq!(policies(&["networkPolicy.enabled=false"]), 0);
 }
 
 #[test]

@@ -13,10 +13,11 @@ use pinfold::host::cgroup::Cgroups;
 use pinfold::host::proc::Proc;
 use pinfold::metrics::{AgentMetrics, Page, Sources};
 use pinfold::nri::{ConnectionState, RuntimeInfo};
+use pinfold::pin::decide::RefusalSource;
 use pinfold::pin::snapshot::ContainerState;
 use pinfold::pin::{Enforcement, EnforcementCause, Snapshot};
 use pinfold::pod::{
-    ContainerKind, Entitlement, PodRole, Policy, Qos, RecognizedPod, ThreadPolicy,
+    ContainerKind, Entitlement, Obstacle, PodRole, Policy, Qos, RecognizedPod, ThreadPolicy,
     thread_environment,
 };
 use pinfold::scene::Slot;
@@ -103,6 +104,7 @@ fn container(root: &Path, name: &str, role: PodRole, own: Option<&str>) -> Conta
         },
         None => Entitlement::Shared {
             reason: "not a training pod".to_owned(),
+            obstacle: None,
         },
     };
     let mut threads = thread_environment(
@@ -171,8 +173,8 @@ fn rdma_port(root: &Path, device: &str, bytes: u64) {
     }
 }
 
-/// The page of a node with a server, a worker on the node's network, and a BestEffort pod, with a Kubernetes API and a
-/// container runtime.
+/// The page of a node with a server, a worker on the node's network, a BestEffort pod and a worker without exclusive CPUs, with
+/// a Kubernetes API and a container runtime.
 pub(crate) fn page() -> Page {
     let folder = tempfile::tempdir().unwrap();
     let root = folder.path();
@@ -194,6 +196,13 @@ pub(crate) fn page() -> Page {
         container(root, "worker-0", PodRole::Worker, Some("4-7")),
     ];
     containers[2].host_network = true;
+    let mut denied = container(root, "denied", PodRole::Worker, None);
+    denied.entitlement = Entitlement::Shared {
+        reason: "the sentence is no label".to_owned(),
+        obstacle: Some(Obstacle::NotGuaranteed),
+    };
+    denied.refused = Some(RefusalSource::Policy);
+    containers.push(denied);
     // The pods' namespaces also show the node's device. A second device is in the server's namespace only.
     rdma_port(&root.join("proc/1/root"), "mlx5_0", 40_000);
     // The devices of the agent's own pod are not the node's devices.

@@ -5,7 +5,7 @@ use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::process::{Child, Command, Stdio};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
@@ -155,6 +155,20 @@ impl Prometheus {
 
     /// A Prometheus without targets and with these series, in OpenMetrics with timestamps.
     pub(crate) fn holding(series: &str) -> Self {
+        Self::holding_with(series, "global: {}\n")
+    }
+
+    /// A Prometheus without targets that evaluates the recording rules on these series.
+    pub(crate) fn recording(series: &str) -> Self {
+        let rules = here("deploy/rules/pinfold.rules.yaml");
+        let text = format!(
+            "global: {{evaluation_interval: 5s}}\nrule_files: ['{}']\n",
+            rules.display()
+        );
+        Self::holding_with(series, &text)
+    }
+
+    fn holding_with(series: &str, text: &str) -> Self {
         let folder = tempfile::tempdir().unwrap();
         let file = folder.path().join("series");
         std::fs::write(&file, series).unwrap();
@@ -170,7 +184,7 @@ impl Prometheus {
             "{}",
             String::from_utf8_lossy(&output.stderr)
         );
-        let prometheus = Self::with(folder, "global: {}\n", &[]);
+        let prometheus = Self::with(folder, text, &[]);
         let deadline = Instant::now() + Duration::from_secs(60);
         while !prometheus.ready() {
             assert!(
@@ -278,6 +292,24 @@ impl Prometheus {
         prometheus
     }
 
+    /// The series of a query's answer, over the last minute if `range`, else now.
+    pub(crate) fn answer(&self, query: &str, range: bool) -> Vec<Value> {
+        let address = format!("http://{}", self.address);
+        let mut promtool = Command::new("promtool");
+        if range {
+            let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap();
+            let start = format!("--start={}", now.as_secs() - 60);
+            promtool.args(["query", "range", "--format=json", "--step=15s", &start]);
+        } else {
+            promtool.args(["query", "instant", "--format=json"]);
+        }
+        let output = promtool.args([&address, query]).output().unwrap();
+        let says = String::from_utf8_lossy(&output.stderr);
+        assert!(output.status.success(), "{query}: {says}");
+        let answer: Value = serde_json::from_slice(&output.stdout).unwrap();
+        answer.as_array().cloned().unwrap_or_default()
+    }
+
     /// Whether a query currently has a number as the answer.
     pub(crate) fn has_data(&self, query: &str) -> bool {
         let mut promtool = Command::new("promtool");
@@ -303,10 +335,11 @@ impl Prometheus {
     }
 
     /// The dashboard as drawn by the script in the same folder.
-    pub(crate) fn picture(&self) -> String {
+    pub(crate) fn picture(&self, options: &[&str]) -> String {
         let mut script = Command::new(here("deploy/dashboards/picture"));
         let output = script
             .arg(format!("http://{}", self.address))
+            .args(options)
             .output()
             .unwrap();
         assert!(

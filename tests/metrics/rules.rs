@@ -45,7 +45,7 @@ fn text<'a>(value: &'a Value, key: &str) -> &'a str {
 }
 
 /// The names of series in an expression: Pinfold's families, recorded series, and the [`FOREIGN`] ones.
-fn series(expression: &str) -> BTreeSet<String> {
+pub(crate) fn series(expression: &str) -> BTreeSet<String> {
     // Text in quotes is a label's value.
     let outside: String = expression.split('"').step_by(2).collect();
     let words = outside

@@ -4,7 +4,8 @@ use std::collections::BTreeMap;
 
 use super::super::families::{
     CONTAINER_CPUS_ALLOWED, CONTAINER_CPUS_ASSIGNED, CONTAINER_CPUSET_INFO,
-    CONTAINER_THREADS_EXPECTED, ENFORCEMENT_INFO, NODE_CPUS, POD_INFO, POD_OWNED_CPUS,
+    CONTAINER_THREADS_EXPECTED, ENFORCEMENT_INFO, NODE_CPUS, POD_INFO, POD_NOT_PINNED,
+    POD_OWNED_CPUS,
 };
 use super::super::page::{Labels, Page};
 use super::measured::{CollectOutcome, is_measured, pod_labels};
@@ -71,12 +72,15 @@ fn pods(page: &mut Page, scrape: &Scrape<'_>) {
             .filter_map(ContainerState::own)
             .map(CpuSet::len)
             .sum();
-        pods.entry((&first.namespace, &first.pod))
-            .or_insert((first, 0))
-            .1 += owned;
+        let pod = pods
+            .entry((&first.namespace, &first.pod))
+            .or_insert((first, 0, None));
+        pod.1 += owned;
+        pod.2 = pod.2.or_else(|| scrape.snapshot.not_pinned(containers));
     }
     let (mut info, mut owned) = (page.lines(&POD_INFO), page.lines(&POD_OWNED_CPUS));
-    for (container, cpus) in pods.into_values() {
+    let mut not_pinned = page.lines(&POD_NOT_PINNED);
+    for (container, cpus, reason) in pods.into_values() {
         let labels = pod_labels(container);
         let (role, qos) = (container.role.to_string(), container.qos.to_string());
         let index = container
@@ -99,10 +103,14 @@ fn pods(page: &mut Page, scrape: &Scrape<'_>) {
             ),
         ];
         info.put_with(&labels, &more_labels, true);
+        if let Some(reason) = reason {
+            not_pinned.put_with(&labels, &[("reason", reason)], true);
+        }
         owned.put(&labels, cpus);
     }
-    page.add(info);
-    page.add(owned);
+    [info, not_pinned, owned]
+        .into_iter()
+        .for_each(|lines| page.add(lines));
 }
 
 fn containers(page: &mut Page, scrape: &Scrape<'_>) {

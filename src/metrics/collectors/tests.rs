@@ -14,9 +14,10 @@ use crate::cpu::CpuSet;
 use crate::host::cgroup::Cgroups;
 use crate::host::counters::perf;
 use crate::host::proc::Proc;
+use crate::pin::decide::RefusalSource;
 use crate::pin::{Enforcement, EnforcementCause};
 use crate::pod::{
-    ContainerKind, Entitlement, PodRole, Policy, Qos, RecognizedPod, ThreadPolicy,
+    ContainerKind, Entitlement, Obstacle, PodRole, Policy, Qos, RecognizedPod, ThreadPolicy,
     thread_environment,
 };
 
@@ -91,6 +92,7 @@ fn state(cgroup: String, number: u32) -> ContainerState {
         host_network: false,
         entitlement: Entitlement::Shared {
             reason: String::new(),
+            obstacle: None,
         },
         assigned: None,
         effective: Some("0".parse().unwrap()),
@@ -323,6 +325,81 @@ fn only_pods_of_the_chosen_namespaces_have_series() {
     let text = sources.collect(&pods).text(Format::Text);
     assert!(text.contains("pod=\"pod-1\""), "{text}");
     assert!(!text.contains("pod=\"pod-2\""), "{text}");
+}
+
+/// A pod that lacks its exclusive CPUs has a series with the reason. The kubelet's policy `static` pins for itself.
+#[test]
+fn a_pod_without_its_exclusive_cpus_has_the_reason_as_a_label() {
+    let entitled = |refused: Option<RefusalSource>, running: bool| ContainerState {
+        entitlement: Entitlement::Exclusive {
+            cpus: 2,
+            reason: String::new(),
+        },
+        refused,
+        running,
+        ..state("c".to_owned(), 1)
+    };
+    let denied = |obstacle: Obstacle| ContainerState {
+        entitlement: Entitlement::Shared {
+            reason: "no label".to_owned(),
+            obstacle: Some(obstacle),
+        },
+        refused: Some(RefusalSource::Policy),
+        ..state("c".to_owned(), 1)
+    };
+    let owner = ContainerState {
+        assigned: Some("2-3".parse().unwrap()),
+        ..entitled(None, true)
+    };
+    let side = || denied(Obstacle::CpuLimit);
+    let enforced = (Enforcement::Cpuset, EnforcementCause::CgroupV1);
+    let observed = (Enforcement::Observe, EnforcementCause::Configuration);
+    let kubelet = (Enforcement::Observe, EnforcementCause::CpuManager);
+    let room = || entitled(Some(RefusalSource::Room), true);
+    let waits = || entitled(None, true);
+    for (pod, (enforcement, cause), reason) in [
+        (vec![side()], enforced, Some("cpu_limit")),
+        (
+            vec![denied(Obstacle::NotGuaranteed)],
+            observed,
+            Some("not_guaranteed"),
+        ),
+        (
+            vec![denied(Obstacle::UnknownAnnotation)],
+            enforced,
+            Some("unknown_annotation"),
+        ),
+        (vec![side(), room()], enforced, Some("too_few_cpus")),
+        (
+            vec![owner.clone(), entitled(Some(RefusalSource::Kernel), true)],
+            enforced,
+            Some("kernel"),
+        ),
+        (vec![waits()], enforced, Some("waiting")),
+        (vec![waits()], observed, Some("observe")),
+        (vec![waits()], kubelet, None),
+        // Beside a container with exclusive CPUs, another one is meant to share.
+        (vec![owner, side()], enforced, None),
+        (vec![entitled(None, false)], enforced, None),
+        (vec![state("c".to_owned(), 1)], enforced, None),
+    ] {
+        let snapshot = Snapshot {
+            enforcement,
+            enforcement_cause: cause,
+            ..snapshot(pod)
+        };
+        let folder = tempfile::tempdir().unwrap();
+        let (_, text) = run(&sources(folder.path()), &snapshot, in_time(), &["state"]).remove(0);
+        let series = reason.map(|reason| {
+            format!(
+                "pinfold_pod_not_pinned{{namespace=\"train\",pod=\"pod-1\",reason=\"{reason}\"}} 1\n"
+            )
+        });
+        match series {
+            Some(series) => assert!(text.contains(&series), "{series}: {text}"),
+            None => assert!(!text.contains("pinfold_pod_not_pinned"), "{text}"),
+        }
+    }
 }
 
 /// A container with an exclusive CPU.

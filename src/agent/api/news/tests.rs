@@ -18,6 +18,7 @@ fn exclusive(cpus: u32) -> Entitlement {
 fn shared(reason: &str) -> Entitlement {
     Entitlement::Shared {
         reason: reason.to_owned(),
+        obstacle: None,
     }
 }
 

@@ -224,7 +224,7 @@ fn init_containers_leave_the_cpus_of_existing_containers_of_the_pod() {
     assert_eq!(late.as_ref(), own.containers.get("main"));
     let (own, late, entitlement) = beside(500, &["side", "late"]);
     assert_eq!((own.usable().len(), late), (2, None));
-    let Entitlement::Shared { reason } = entitlement else {
+    let Entitlement::Shared { reason, .. } = entitlement else {
         panic!("{entitlement:?}");
     };
     assert!(reason.contains("already exist"), "{reason}");
