@@ -49,7 +49,8 @@
 //! Cargo features, all on by default, leave parts out: `experiments` has [`experiment`], [`promql`] and `pinfold scene`;
 //! `reclaim` has `pinfold scene reclaim`; `demo` and `bench` have their commands and `sandbox`, which has [`sandbox`];
 //! `bench` also has `experiments`; `top` has `pinfold top`;
-//! `portforward` has `pinfold status` and port-forwards to the agents of a cluster. The agent's image is built without features.
+//! `portforward` has `pinfold status` and port-forwards to the agents of a cluster; `man` has `pinfold man`. The agent's image is
+//! built without features.
 //!
 //! Every decision is made in the pure modules (`text`, `cpu`, `pod`, `scene`, `experiment`) and in
 //! the pure half of `pin`. The others fetch, plan and apply. A plan is a value that can be compared

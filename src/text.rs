@@ -2,13 +2,19 @@
 
 #![warn(clippy::too_many_lines, clippy::excessive_nesting)]
 
+pub(crate) mod connection;
 pub mod document;
 pub mod duration;
 #[cfg(any(feature = "top", feature = "demo", feature = "bench"))]
 pub(crate) mod exposition;
+mod nearest;
+pub(crate) mod parse_errors;
 #[cfg(any(feature = "bench", feature = "experiments"))]
 pub(crate) mod svg;
+pub(crate) mod table;
 pub mod terminal;
 pub mod units;
+pub mod values;
 
+pub use nearest::nearest;
 pub use units::counted;

@@ -435,6 +435,83 @@ fn mistakes_about_a_cluster_are_named() {
     }
 }
 
+/// A failed connection is told with the server, then the cause, then the remedy.
+#[cfg(feature = "portforward")]
+#[test]
+fn a_connection_that_fails_is_told_in_words() {
+    let kubeconfig = |server: &str, more: &str| {
+        format!(
+            "apiVersion: v1\nkind: Config\ncurrent-context: c\nclusters: [{{name: k, cluster: {{server: '{server}'{more}}}}}]\n\
+             users: [{{name: u, user: {{token: t}}}}]\ncontexts: [{{name: c, context: {{cluster: k, user: u}}}}]\n"
+        )
+    };
+    let closing = TcpListener::bind("127.0.0.1:0").unwrap();
+    let closed = format!("http://{}", closing.local_addr().unwrap());
+    std::thread::spawn(move || closing.incoming().for_each(drop));
+    for (text, words) in [
+        (
+            kubeconfig("https://127.0.0.1:1", ""),
+            "can't list the agents' pods at https://127.0.0.1:1/: the API server can't be reached: the connection was refused, \
+             so no server listens there; check that the API server runs there, and that this machine reaches it\n",
+        ),
+        (
+            kubeconfig("https://no-such-host.invalid", ""),
+            "the API server can't be reached: the host's name can't be resolved; check",
+        ),
+        (
+            kubeconfig(&closed, ""),
+            "the API server can't be reached: the ",
+        ),
+        (
+            kubeconfig("https://a", ", certificate-authority: /nowhere.pem"),
+            "can't be used: certificate-authority can't be loaded: /nowhere.pem: No such file",
+        ),
+        (
+            kubeconfig("no url", ""),
+            "can't be used: the cluster's server is no URL: write it like https://10.0.0.1:6443\n",
+        ),
+        (
+            "kind: Config\ncurrent-context: away\n".to_owned(),
+            "can't be used: it has no context away\n",
+        ),
+        (
+            "kind: Config\nclusters: 5\n".to_owned(),
+            "can't be used: line 2: write a list here, like [a, b]\n",
+        ),
+    ] {
+        let (_folder, path) = file("kubeconfig", &text);
+        let (code, out, error) = run(&["status", "--cluster", "--kubeconfig", &path]);
+        assert_eq!((code, out.as_str()), (Some(2), ""), "{error}");
+        assert!(error.contains(words), "{error}");
+        has_no_library_words(&error);
+    }
+}
+
+#[cfg(feature = "portforward")]
+#[test]
+fn a_status_without_an_agent_says_what_to_do() {
+    let (code, out, _) = run(&["status", "--node", "127.0.0.1:1"]);
+    assert_eq!(code, Some(1));
+    assert!(
+        out.contains("127.0.0.1:1: no response: the connection was refused"),
+        "{out}"
+    );
+    assert!(
+        out.ends_with("\ncheck the address, and that the agent (pinfold run) runs there\n"),
+        "{out}"
+    );
+    if TcpListener::bind("127.0.0.1:9470").is_err() {
+        return writeln!(
+            std::io::stderr(),
+            "an agent runs here, so the rest is left out"
+        )
+        .unwrap();
+    }
+    let (code, out, _) = run(&["status"]);
+    let remedy = "\nstart the agent (pinfold run), name another with --node, or ask those of the cluster with --cluster\n";
+    assert!(code == Some(1) && out.ends_with(remedy), "{out}");
+}
+
 #[test]
 fn mistakes_in_the_environment_are_named() {
     for (name, value) in [
@@ -457,6 +534,369 @@ fn mistakes_in_the_environment_are_named() {
         );
         assert!(error.contains(value), "{name}={value}: {error}");
     }
+}
+
+/// Words of libraries about their types, parsers and layers, which help nobody to correct anything.
+const LIBRARY_WORDS: [&str; 22] = [
+    "invalid digit",
+    "target type",
+    "socket address syntax",
+    "float literal",
+    "..=",
+    "scalar",
+    "sequence",
+    "mapping",
+    "invalid type",
+    "unknown field",
+    "unknown variant",
+    "friendly",
+    "designator",
+    "u64",
+    "u32",
+    "<input>",
+    "\\n",
+    "client error",
+    "connect error",
+    "dns error",
+    "os error 111",
+    "peer certificate",
+];
+
+fn has_no_library_words(error: &str) {
+    for word in LIBRARY_WORDS {
+        assert!(!error.contains(word), "{word:?} in {error}");
+    }
+}
+
+#[test]
+fn a_mistake_in_the_configuration_file_has_a_line_a_cause_and_a_remedy() {
+    for (text, ends) in [
+        (
+            "cgroupDir: /x\nreservd: 0\n",
+            "is invalid: line 2 (reservd: 0): the key reservd is unknown: did you mean reserved?\n",
+        ),
+        (
+            "metrics:\n  socket: true\n",
+            "line 2 (socket: true): the key socket is unknown: did you mean sockets?\n",
+        ),
+        (
+            "cluster: {colour: red}\n",
+            "line 1 (cluster: {colour: red}): the key colour is unknown: remove it, or write one of api, kubeconfig, nodeName, \
+             namespace, scenes\n",
+        ),
+        (
+            "reconcileInterval: 10\n",
+            "line 1 (reconcileInterval: 10): write a duration with a unit, like 30s, 500ms or 5m\n",
+        ),
+        (
+            "podCgroups: kubepods\n",
+            "line 1 (podCgroups: kubepods): write a list here, like [a, b]\n",
+        ),
+        (
+            "reserved: [0, 1]\n",
+            "line 1 (reserved: [0, 1]): write a single value here, not a list or a map\n",
+        ),
+        (
+            "metrics: 5\n",
+            "line 1 (metrics: 5): write keys with values here, like {key: value}\n",
+        ),
+        (
+            "metrics: {maxPeers: x}\n",
+            "line 1 (metrics: {maxPeers: x}): write a whole number, 0 or more\n",
+        ),
+        (
+            "runtime: {index: 300}\n",
+            "line 1 (runtime: {index: 300}): write a whole number from 0 to 255\n",
+        ),
+        (
+            "listen: localhost:9470\n",
+            "line 1 (listen: localhost:9470): write an IP address and a port, like 127.0.0.1:9470, 0.0.0.0:9470 or [::]:9470\n",
+        ),
+        (
+            "enforcement: partitions\n",
+            "line 1 (enforcement: partitions): partitions is unknown: did you mean partition?\n",
+        ),
+        (
+            "enforcement: hard\n",
+            "line 1 (enforcement: hard): hard is unknown: write auto, partition, cpuset or observe\n",
+        ),
+        (
+            "enforcement: [auto]\n",
+            "line 1 (enforcement: [auto]): write a single word here\n",
+        ),
+        (
+            "rootDir: \"/a\n",
+            "is invalid: line 2: a quote is not closed\n",
+        ),
+        (
+            "log: {level: info\n",
+            "line 1 (log: {level: info): unclosed bracket '{'\n",
+        ),
+        (
+            "reserved: '0'\nreserved: '1'\n",
+            "line 2 (reserved: '1'): the key reserved stands here twice: remove one of them\n",
+        ),
+    ] {
+        let (_folder, path) = file("pinfold.yaml", text);
+        let (code, out, error) = run(&["config", "--config", &path]);
+        assert_eq!((code, out.as_str()), (Some(2), ""), "{text}: {error}");
+        assert!(error.ends_with(ends), "{text}: {error}");
+        has_no_library_words(&error);
+    }
+}
+
+#[test]
+fn a_mistake_in_a_manifest_has_no_words_of_a_parser() {
+    let machine = machine::unpack(MACHINE);
+    for (name, text, named) in [
+        (
+            "a.yaml",
+            PODS.replace("cpu: 4", "cpu: [4]"),
+            "line 11, can't be read: a list stands here: write an amount",
+        ),
+        (
+            "a.yaml",
+            PODS.replace("name: worker-0", "name: 7"),
+            "line 4, can't be read: 7 is not a text without quotes: write \"7\"",
+        ),
+        (
+            "a.yaml",
+            "- a\n- b\n".to_owned(),
+            "line 1, can't be read: write keys with values here",
+        ),
+        (
+            "a.json",
+            r#"{"kind": "Pod", "metadata": {"name": 7}}"#.to_owned(),
+            "line 1, can't be read: the number 7 stands here: write a text",
+        ),
+        (
+            "a.json",
+            r#"{"kind": "Pod","#.to_owned(),
+            "the text ends too early",
+        ),
+    ] {
+        let (_folder, path) = file(name, &text);
+        let (code, _, error) = run(&[
+            "plan",
+            "--pods",
+            &path,
+            "--root-dir",
+            self::text(machine.path()),
+        ]);
+        assert!(code == Some(2) && error.contains(named), "{text}: {error}");
+        has_no_library_words(&error);
+    }
+    let (_folder, path) = file("a.yaml", "");
+    fs::write(&path, b"kind: \xff").unwrap();
+    let (_, _, error) = run(&["plan", "--pods", &path]);
+    assert!(error.ends_with("it is not text in UTF-8\n"), "{error}");
+}
+
+/// Gives each option a wrong value, and returns the errors about values.
+fn value_errors(command: &clap::Command, path: &[&str], errors: &mut Vec<String>) {
+    for argument in command.get_arguments() {
+        for wrong in ["?", "-1", "1.5", "99999999999999999999999"] {
+            let mut line: Vec<String> = path.iter().map(|&word| word.to_owned()).collect();
+            match argument.get_long() {
+                Some(long) if argument.get_action().takes_values() => {
+                    line.push(format!("--{long}={wrong}"));
+                }
+                None if argument.is_positional() => line.push(wrong.to_owned()),
+                _ => continue,
+            }
+            let parsed = pinfold::cli::command().try_get_matches_from(&line);
+            let error = parsed.err();
+            let of_value = |kind| {
+                matches!(
+                    kind,
+                    clap::error::ErrorKind::ValueValidation | clap::error::ErrorKind::InvalidValue
+                )
+            };
+            errors.extend(
+                error
+                    .filter(|error| of_value(error.kind()))
+                    .map(|error| error.to_string()),
+            );
+        }
+    }
+    for subcommand in command
+        .get_subcommands()
+        .filter(|command| !command.is_hide_set())
+    {
+        let mut path = path.to_vec();
+        path.push(subcommand.get_name());
+        value_errors(subcommand, &path, errors);
+    }
+}
+
+#[test]
+fn an_error_about_an_option_says_what_to_write() {
+    let mut errors = Vec::new();
+    value_errors(&pinfold::cli::command(), &["pinfold"], &mut errors);
+    assert!(errors.len() > 200, "{}", errors.len());
+    for error in errors {
+        has_no_library_words(&error);
+        assert!(
+            ["write ", "possible values:", "not a regular", "larger than"]
+                .iter()
+                .any(|remedy| error.contains(remedy)),
+            "{error}"
+        );
+    }
+}
+
+#[test]
+fn an_error_names_the_variable_that_holds_a_wrong_value() {
+    let (_folder, folder) = file("a", "");
+    for (name, value, begins) in [
+        (
+            "PINFOLD_RECONCILE_INTERVAL",
+            "soon",
+            "error: invalid value 'soon' for 'PINFOLD_RECONCILE_INTERVAL': write a duration",
+        ),
+        (
+            "PINFOLD_LISTEN",
+            "x",
+            "error: invalid value 'x' for 'PINFOLD_LISTEN': write an IP address",
+        ),
+        (
+            "PINFOLD_RECONCILE_INTERVAL",
+            "0s",
+            "pinfold: reconcileInterval is 0s: use 1s to 1h (PINFOLD_RECONCILE_INTERVAL=0s is",
+        ),
+        (
+            "PINFOLD_CONFIG",
+            "/nowhere.yaml",
+            "pinfold: can't read the configuration file /nowhere.yaml: No such file",
+        ),
+        ("PINFOLD_CONFIG", folder.as_str(), ""),
+    ] {
+        let (code, _, error) = finish(pinfold().arg("config").env(name, value));
+        if begins.is_empty() {
+            assert_eq!((code, error.as_str()), (Some(0), ""));
+            continue;
+        }
+        assert!(code == Some(2) && error.starts_with(begins), "{error}");
+        assert!(error.contains(name), "{error}");
+    }
+    // The option on the command line wins, and is named.
+    let mut command = pinfold();
+    command
+        .args(["config", "--listen", "y"])
+        .env("PINFOLD_LISTEN", "x");
+    let (_, _, error) = finish(&mut command);
+    assert!(
+        error.starts_with("error: invalid value 'y' for '--listen <ADDRESS>'"),
+        "{error}"
+    );
+}
+
+#[test]
+fn a_variable_that_no_option_has_is_a_warning() {
+    let mut command = pinfold();
+    command.args(["config", "-o", "json"]);
+    command
+        .env("PINFOLD_RESERVE", "0")
+        .env("PINFOLD_KERNEL_TESTS", "1");
+    command.env("PINFOLD_PORT_9470_TCP_ADDR", "10.0.0.1");
+    let (code, out, error) = finish(&mut command);
+    assert_eq!(code, Some(0));
+    assert!(serde_json::from_str::<Value>(&out).is_ok(), "{out}");
+    assert_eq!(
+        error,
+        "pinfold: warning: the environment variable PINFOLD_RESERVE has no effect: did you mean PINFOLD_RESERVED?\n"
+    );
+    let mut command = pinfold();
+    command
+        .args(["completions", "bash"])
+        .env("PINFOLD_RESERVE", "0");
+    assert_eq!(finish(&mut command).2, "");
+}
+
+/// No variable that this repository reads causes a warning.
+#[test]
+fn the_variables_of_builds_and_tests_are_known() {
+    let mut known: Vec<String> = Vec::new();
+    let mut folders = vec![Path::new(env!("CARGO_MANIFEST_DIR")).to_owned()];
+    while let Some(folder) = folders.pop() {
+        for entry in fs::read_dir(folder).unwrap() {
+            let path = entry.unwrap().path();
+            let name = path.file_name().unwrap().to_string_lossy().into_owned();
+            if path.is_dir() {
+                let is_source = !name.starts_with('.')
+                    && !matches!(&*name, "target" | "data" | "corpus" | "artifacts");
+                folders.extend(is_source.then_some(path));
+                continue;
+            }
+            // The names in the tests of this rule, and in the list of renamed ones, are wrong on purpose.
+            if matches!(&*name, "environment.rs" | "command.rs" | "renamed_keys.rs") {
+                continue;
+            }
+            let text = fs::read_to_string(&path).unwrap_or_default();
+            known.extend(text.match_indices("PINFOLD_").map(|(at, _)| {
+                let is_part = |letter: &char| {
+                    letter.is_ascii_uppercase() || letter.is_ascii_digit() || *letter == '_'
+                };
+                text[at..].chars().take_while(is_part).collect()
+            }));
+        }
+    }
+    known.sort_unstable();
+    known.dedup();
+    known.retain(|name| !name.ends_with('_'));
+    assert!(known.len() > 60, "{known:?}");
+    let mut command = pinfold();
+    command.args(["place", "1", "--root-dir", "/nowhere"]);
+    // This command has no option with a variable, so their values don't matter.
+    for name in known {
+        command.env(name, "");
+    }
+    let (_, _, error) = finish(&mut command);
+    assert!(!error.contains("warning"), "{error}");
+}
+
+#[test]
+fn yaml_holds_the_same_as_json() {
+    let machine = machine::unpack(MACHINE);
+    let root = text(machine.path());
+    let (_folder, pods) = file("pods.yaml", PODS);
+    for args in [
+        &["config"][..],
+        &["version"],
+        &["topology", "--root-dir", root],
+        &["place", "3", "--root-dir", root],
+        &["plan", "--pods", &pods, "--root-dir", root],
+        &["explain", "web", "--pods", &pods, "--root-dir", root],
+    ] {
+        let (code, yaml, error) = run(&[args, &["-o", "yaml"]].concat());
+        assert_eq!((code, error.as_str()), (Some(0), ""), "{args:?}");
+        let from_yaml: Value = serde_saphyr::from_str(&yaml).unwrap();
+        assert_eq!(
+            from_yaml,
+            json(&[args, &["-o", "json"]].concat()),
+            "{args:?}"
+        );
+    }
+}
+
+#[test]
+fn the_manual_page_of_a_command_is_printed_or_written() {
+    let (code, page, error) = run(&["man", "scene", "render"]);
+    assert_eq!((code, error.as_str()), (Some(0), ""));
+    assert!(
+        page.contains(".TH pinfold-scene-render 1") && page.contains(".SH NOTES"),
+        "{page}"
+    );
+    let (code, _, error) = run(&["man", "scene", "rendr"]);
+    assert!(
+        code == Some(2)
+            && error.contains("pinfold-scene has no command rendr: its commands are check, labels"),
+        "{error}"
+    );
+    let folder = TempDir::new().unwrap();
+    let (code, out, _) = run(&["man", "--dir", text(folder.path())]);
+    assert_eq!((code, out.as_str()), (Some(0), ""));
+    assert!(folder.path().join("pinfold-plan.1").is_file());
 }
 
 /// A folder that resembles cgroup v2 with cpuset, and a machine, so that an agent can start on them
@@ -636,6 +1076,11 @@ fn the_version_has_the_commit_and_the_features() {
     assert_eq!((code, short), (Some(0), format!("{first}\n")));
     let (code, long, _) = run(&["--version"]);
     assert_eq!(code, Some(0));
+    assert_eq!(run(&["version"]).1, long);
+    let for_programs = json(&["version", "-o", "json"]);
+    assert_eq!(for_programs["version"], env!("CARGO_PKG_VERSION"));
+    let named = for_programs["features"].as_array().unwrap();
+    assert!(named.contains(&"top".into()), "{for_programs}");
     let lines: Vec<&str> = long.lines().collect();
     let [version, commit, features] = lines[..] else {
         panic!("three lines are expected: {long}");

@@ -172,7 +172,7 @@ fn impossible_arguments_are_refused_with_the_reason() {
             "can't read /nowhere/nodes",
         ),
         (&["--width", "80"], "--once"),
-        (&["--once", "--width", "5"], "20..=1000"),
+        (&["--once", "--width", "5"], "from 20 to 1000"),
         (&["--once", "--sort", "age"], "[possible values: node, pod"),
     ] {
         let (code, frame, complaint) = printed(arguments);

@@ -10,8 +10,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use anyhow::Context;
-use jiff::fmt::serde::unsigned_duration::friendly::compact;
-use serde::{Deserialize, Serialize};
+use serde::{Deserialize, Deserializer, Serialize};
 
 pub use self::log::{Log, LogFormat};
 pub use self::sources::{AutoSwitch, Runtime};
@@ -20,7 +19,8 @@ use crate::cpu::CpuSet;
 use crate::metrics::COLLECTORS;
 use crate::pin::cpu_isolation::CpuIsolationOptions;
 use crate::pod::{CpuPreferences, Policy, ThreadPolicy};
-use crate::text::duration;
+use crate::text::values::whole;
+use crate::text::{duration, parse_errors};
 
 /// The configuration file that is read if no file is named.
 pub const DEFAULT_FILE: &str = "/etc/pinfold.yaml";
@@ -45,9 +45,10 @@ pub struct Config {
     pub reserved: Option<CpuSet>,
     pub enforcement: EnforcementChoice,
     /// The time between two comparisons of the kernel with the ledger.
-    #[serde(with = "compact::required")]
+    #[serde(with = "duration")]
     pub reconcile_interval: Duration,
     /// Where metrics, health and status are served.
+    #[serde(deserialize_with = "listen")]
     pub listen: SocketAddr,
     pub metrics: Metrics,
     /// Which pods are entitled to exclusive CPUs.
@@ -104,7 +105,7 @@ pub struct Metrics {
     /// the containers.
     pub max_shared_counters: usize,
     /// The time between two reads of the pods' TCP connections; `0s` disables the reads.
-    #[serde(with = "compact::required")]
+    #[serde(with = "duration")]
     pub connection_interval: Duration,
     /// The most peers of a training job for which a pod's traffic is reported; 0 reports no peers.
     pub max_peers: u64,
@@ -256,21 +257,21 @@ pub struct Overrides {
     #[arg(long, value_name = "DURATION", env = "PINFOLD_RECONCILE_INTERVAL", value_parser = duration::read)]
     pub reconcile_interval: Option<Duration>,
     /// Address for metrics, health and status [default: 127.0.0.1:9470]
-    #[arg(long, value_name = "ADDRESS", env = "PINFOLD_LISTEN")]
+    #[arg(long, value_name = "ADDRESS", env = "PINFOLD_LISTEN", value_parser = address)]
     pub listen: Option<SocketAddr>,
     /// Whether BPF programs count what the pods' sockets send and receive (cgroup v2) [default: false]
     #[arg(long, value_name = "BOOL", env = "PINFOLD_SOCKETS", num_args = 0..=1, default_missing_value = "true", require_equals = true)]
     pub sockets: Option<bool>,
     /// Maximum number of file descriptors that count cycles, instructions and cache misses of containers on shared CPUs.
     /// A container needs four descriptors for each CPU [default: 0]
-    #[arg(long, value_name = "NUMBER", env = "PINFOLD_MAX_SHARED_COUNTERS")]
+    #[arg(long, value_name = "NUMBER", env = "PINFOLD_MAX_SHARED_COUNTERS", value_parser = whole::<usize>(0..=u64::MAX))]
     pub max_shared_counters: Option<usize>,
     /// Time between two reads of the pods' TCP connections, at most 1h; 0s disables the reads [default: 0s]
     #[arg(long, value_name = "DURATION", env = "PINFOLD_CONNECTION_INTERVAL", value_parser = duration::read)]
     pub connection_interval: Option<Duration>,
     /// Maximum number of peers in the training job for which a pod's traffic is reported; needs --connection-interval
     /// [default: 0]
-    #[arg(long, value_name = "NUMBER", env = "PINFOLD_MAX_PEERS", value_parser = clap::value_parser!(u64).range(0..=1000))]
+    #[arg(long, value_name = "NUMBER", env = "PINFOLD_MAX_PEERS", value_parser = whole::<u64>(0..=1000))]
     pub max_peers: Option<u64>,
     /// Level of the log: error, warn, info, debug or trace, or a filter by module [default: info]
     #[arg(long, value_name = "LEVEL", env = "PINFOLD_LOG_LEVEL")]
@@ -375,6 +376,7 @@ impl Config {
 
     fn read(path: &Path) -> anyhow::Result<Self> {
         let text = std::fs::read_to_string(path)
+            .map_err(parse_errors::reading)
             .with_context(|| format!("can't read the configuration file {}", path.display()))?;
         Self::parse(&text)
             .with_context(|| format!("the configuration file {} is invalid", path.display()))
@@ -383,13 +385,13 @@ impl Config {
     /// Reads the text of a configuration file. An empty text holds the defaults.
     pub fn parse(text: &str) -> anyhow::Result<Self> {
         renamed_keys::check(text)?;
-        // The parser's full error repeats the message around an excerpt; the formatter for users
-        // prints it once.
         let parsed: Option<Self> = serde_saphyr::from_str(text).map_err(|error| {
-            anyhow::anyhow!(
-                "{}",
-                error.render_with_formatter(&serde_saphyr::UserMessageFormatter)
-            )
+            let words = parse_errors::yaml(&error);
+            let line = error.location().map(|location| location.line());
+            match line.and_then(|line| parse_errors::place(text, line)) {
+                Some(place) => anyhow::anyhow!("{place}: {words}"),
+                None => anyhow::anyhow!("{words}"),
+            }
         })?;
         let config = parsed.unwrap_or_default();
         config.check()?;
@@ -435,6 +437,19 @@ impl Config {
     pub fn to_yaml(&self) -> anyhow::Result<String> {
         Ok(serde_saphyr::to_string(self)?)
     }
+}
+
+/// Reads the address and the port of a server on this host.
+///
+/// # Errors
+/// The text has no port, or a name in place of the address.
+pub fn address(text: &str) -> Result<SocketAddr, String> {
+    let remedy = "write an IP address and a port, like 127.0.0.1:9470, 0.0.0.0:9470 or [::]:9470";
+    text.parse().map_err(|_| remedy.to_owned())
+}
+
+fn listen<'de, D: Deserializer<'de>>(deserializer: D) -> Result<SocketAddr, D::Error> {
+    address(&String::deserialize(deserializer)?).map_err(serde::de::Error::custom)
 }
 
 /// Whether a variable has a value. An empty variable counts as unset.

@@ -10,6 +10,7 @@ use anyhow::Context;
 use super::event::{AgentEvent, PodKey, PodSource, PodsChange, PodsUpdate};
 use crate::host::watch::Watch;
 use crate::pod::{self, Pod};
+use crate::text::parse_errors;
 
 #[derive(Debug)]
 pub(super) struct ManifestFolder {
@@ -27,9 +28,9 @@ pub(super) struct ManifestFolder {
 impl ManifestFolder {
     /// The folder must exist.
     pub(super) fn new(path: &Path) -> anyhow::Result<Self> {
-        fs::read_dir(path).with_context(|| {
-            format!(
-                "can't read the folder of pod manifests {}: make it, or name another with --manifest-dir",
+        fs::read_dir(path).map_err(|error| {
+            anyhow::anyhow!(
+                "can't read the folder of pod manifests {}: {error}; make it, or name another with --manifest-dir",
                 path.display()
             )
         })?;
@@ -194,6 +195,7 @@ fn read_entry(path: &Path) -> anyhow::Result<Vec<Pod>> {
 
 fn read_manifest(path: &Path) -> anyhow::Result<Vec<Pod>> {
     let text = fs::read_to_string(path)
+        .map_err(parse_errors::reading)
         .with_context(|| format!("can't read the manifest {}", path.display()))?;
     Ok(pod::parse(&text, &path.display().to_string())?)
 }

@@ -7,6 +7,7 @@ use std::sync::Arc;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use anyhow::Context;
+use nix::errno::Errno;
 use nix::fcntl::{Flock, FlockArg};
 use tokio::net::TcpListener;
 use tokio::sync::{mpsc, oneshot, watch};
@@ -216,9 +217,9 @@ fn end_of_answers(node: &AgentNode, stop: &CancellationToken) -> CancellationTok
 }
 
 async fn listen(address: SocketAddr) -> anyhow::Result<TcpListener> {
-    TcpListener::bind(address).await.with_context(|| {
-        format!(
-            "can't listen on {address}: if another program has the port, name a free one with --listen"
+    TcpListener::bind(address).await.map_err(|error| {
+        anyhow::anyhow!(
+            "can't listen on {address}: {error}; if another program has the port, name a free one with --listen"
         )
     })
 }
@@ -413,10 +414,14 @@ fn set_known_peers(sources: &Sources, job: ObjectName, members: Vec<JobMember>) 
 pub fn lock(folder: &Path) -> anyhow::Result<Flock<File>> {
     let file = File::open(folder).with_context(|| format!("can't open {}", folder.display()))?;
     Flock::lock(file, FlockArg::LockExclusiveNonblock).map_err(|(_, error)| {
-        anyhow::anyhow!(
-            "another pinfold owns the cgroups below {} ({error}): stop it first, or talk to it over HTTP",
-            folder.display()
-        )
+        let folder = folder.display();
+        if error == Errno::EWOULDBLOCK {
+            anyhow::anyhow!(
+                "another pinfold owns the cgroups below {folder}: stop it first, or talk to it over HTTP"
+            )
+        } else {
+            anyhow::anyhow!("can't lock {folder}: {}", error.desc())
+        }
     })
 }
 

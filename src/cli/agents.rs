@@ -9,6 +9,7 @@ use clap::Args;
 use tokio::sync::Semaphore;
 use tokio::task::JoinSet;
 
+use super::api_failure::explained;
 use crate::client::targets::{MAX_TARGETS, Target};
 use crate::client::{Endpoint, MAX_REQUESTS, Opening, Route, Stream, full_status};
 use crate::cluster::agents::{AgentPod, AgentRoute, Agents};
@@ -143,7 +144,7 @@ impl ClusterAgents {
     /// The pods can't be listed, or no agent runs.
     pub(super) async fn targets(&self) -> anyhow::Result<Vec<Target>> {
         let pods = self.agents.list(None).await;
-        let pods = pods.map_err(|failure| self.explained(failure, "list the agents' pods"))?;
+        let pods = pods.map_err(|failure| self.explained(&failure, "list the agents' pods"))?;
         anyhow::ensure!(
             !pods.is_empty(),
             "no agent runs in the namespace {} of {}: name the namespace of the agents with --agent-namespace",
@@ -166,13 +167,13 @@ impl ClusterAgents {
     pub(super) async fn target_of(&self, namespace: &str, pod: &str) -> anyhow::Result<Target> {
         let node = self.agents.node_of(namespace, pod).await;
         let node = node.map_err(|failure| {
-            self.explained(failure, &format!("read the pod {namespace}/{pod}"))
+            self.explained(&failure, &format!("read the pod {namespace}/{pod}"))
         })?;
         let node = node.with_context(|| {
             format!("the pod {namespace}/{pod} has no node yet: wait until the scheduler has chosen a node")
         })?;
         let pods = self.agents.list(Some(&node)).await;
-        let pods = pods.map_err(|failure| self.explained(failure, "list the agents' pods"))?;
+        let pods = pods.map_err(|failure| self.explained(&failure, "list the agents' pods"))?;
         let agent = pods.into_iter().next_back().with_context(|| {
             format!(
                 "no agent runs on the node {node} in the namespace {}: read the state of the DaemonSet, or name the \
@@ -194,25 +195,16 @@ impl ClusterAgents {
     }
 
     /// A failure with the remedy.
-    fn explained(&self, failure: Failure, action: &str) -> anyhow::Error {
-        let remedy = match failure.kind() {
-            ErrorKind::NotFound => "check the name and the namespace (-n)".to_owned(),
-            ErrorKind::Forbidden => format!(
-                "ask an administrator for the right; for agents, the Role pinfold-portforward in the namespace {} has the \
-                 rights",
-                self.agent_namespace
-            ),
-            ErrorKind::Unauthorized => {
-                "check the token or certificate in the kubeconfig".to_owned()
-            }
-            ErrorKind::Connection | ErrorKind::Timeout => {
-                "check that the API server runs, and that this machine reaches the server"
-                    .to_owned()
-            }
-            _ => "try again".to_owned(),
-        };
-        let context = format!("can't {action} at {}; {remedy}", self.server);
-        anyhow::Error::new(failure).context(context)
+    fn explained(&self, failure: &Failure, action: &str) -> anyhow::Error {
+        let doing = format!("can't {action} at {}", self.server);
+        if failure.kind() == ErrorKind::NotFound {
+            return anyhow::anyhow!("{doing}: {failure}; check the name and the namespace (-n)");
+        }
+        let rights = format!(
+            "ask an administrator for the right; for agents, the Role pinfold-portforward in the namespace {} has the rights",
+            self.agent_namespace
+        );
+        explained(failure, &doing, &rights)
     }
 }
 

@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 use std::process::ExitCode;
 
-use clap::{Args, value_parser};
+use clap::Args;
 use console::Style;
 use indicatif::{ProgressBar, ProgressStyle};
 
@@ -18,6 +18,7 @@ use crate::sandbox::bench::steps::Pattern;
 use crate::sandbox::bench::{self, BenchOptions, job, picture};
 use crate::sandbox::neighbors::NeighborKind;
 use crate::text::counted;
+use crate::text::values::whole;
 
 /// Measure the benefit of pinning and sizing on this machine.
 ///
@@ -41,34 +42,34 @@ use crate::text::counted;
 Exit codes: 0 done, 2 bad input, too few CPUs, no root, another agent, or a failed command; 130 interrupted.")]
 pub(super) struct BenchArgs {
     /// Number of rounds, each with one run of every way; a verdict needs 5 rounds.
-    #[arg(long, default_value_t = 8, value_parser = value_parser!(u16).range(1..=1000))]
+    #[arg(long, default_value_t = 8, value_parser = whole::<u16>(1..=1000))]
     rounds: u16,
     /// Seconds of measurement per run, after the first step and a warm-up (ignored for a command without --steps).
-    #[arg(long, default_value_t = 4, value_parser = value_parser!(u32).range(1..=3600))]
+    #[arg(long, default_value_t = 4, value_parser = whole::<u32>(1..=3600))]
     seconds: u32,
     /// Seconds after which a run fails.
-    #[arg(long, default_value_t = 3600, value_parser = value_parser!(u32).range(10..=604_800))]
+    #[arg(long, default_value_t = 3600, value_parser = whole::<u32>(10..=604_800))]
     limit: u32,
     /// CPUs of each worker [default: as many as fit, up to 4]
-    #[arg(long, value_parser = value_parser!(u32).range(1..=1024))]
+    #[arg(long, value_parser = whole::<u32>(1..=1024))]
     cpus: Option<u32>,
     /// Workers, or copies of the command, each with its number in PINFOLD_BENCH_INDEX [default: 1, or 2 for the built-in
     /// job if they fit on a machine with four CPUs or more]
-    #[arg(long, value_parser = value_parser!(u32).range(1..=100))]
+    #[arg(long, value_parser = whole::<u32>(1..=100))]
     workers: Option<u32>,
     /// Parameter servers of the built-in job; with 0, each worker keeps its parameters itself [default: 1, or 0 on a machine
     /// with fewer than four CPUs]
-    #[arg(long, conflicts_with = "command", value_parser = value_parser!(u32).range(0..=100))]
+    #[arg(long, conflicts_with = "command", value_parser = whole::<u32>(0..=100))]
     ps: Option<u32>,
     /// CPUs of each parameter server; 0 keeps the servers in the shared pool [default: 1 if the machine has room, else 0]
-    #[arg(long, conflicts_with = "command", value_parser = value_parser!(u32).range(0..=1024))]
+    #[arg(long, conflicts_with = "command", value_parser = whole::<u32>(0..=1024))]
     ps_cpus: Option<u32>,
     /// Reserved CPUs, like 0-1 [default: the lowest core without a CPU isolated at boot]
     #[arg(long, value_name = "LIST")]
     reserved: Option<CpuSet>,
     /// Simulate the thread counts of a host with N CPUs, by the agent's variables [default: no variables, so that programs
     /// count this host's CPUs]
-    #[arg(long, value_name = "N", value_parser = value_parser!(u32).range(1..=1024))]
+    #[arg(long, value_name = "N", value_parser = whole::<u32>(1..=1024))]
     host_threads: Option<u32>,
     /// Fill the node with containers that have the same requests and run the same program. One of them (or as many as --workers
     /// says) runs in the four ways, and the others stay shared.
@@ -78,13 +79,13 @@ pub(super) struct BenchArgs {
     #[arg(long, value_enum, value_name = "KIND", default_value_t)]
     neighbors: NeighborKind,
     /// Number of pods beside the job [default: for full, one for each four CPUs of the rest, at least two; for besteffort, one]
-    #[arg(long, value_name = "N", value_parser = value_parser!(u32).range(0..=1000))]
+    #[arg(long, value_name = "N", value_parser = whole::<u32>(0..=1000))]
     neighbor_pods: Option<u32>,
     /// Share of a CPU that each thread of a neighbor uses, in percent [default: 100, with short pauses of every second thread]
-    #[arg(long, value_name = "PERCENT", value_parser = value_parser!(u8).range(1..=100))]
+    #[arg(long, value_name = "PERCENT", value_parser = whole::<u8>(1..=100))]
     neighbor_busy: Option<u8>,
     /// CPU request of each neighbor, in thousandths of a CPU; 0 is BestEffort [default: an equal part of the rest of the node]
-    #[arg(long, value_name = "MILLICPUS", value_parser = value_parser!(u64).range(0..=1_000_000))]
+    #[arg(long, value_name = "MILLICPUS", value_parser = whole::<u64>(0..=1_000_000))]
     neighbor_request: Option<u64>,
     /// A shell command to run in place of the built-in job.
     #[arg(long)]
@@ -149,8 +150,8 @@ impl BenchArgs {
         let plan = bench::plan(options, self.reserved.as_ref())?;
         if self.dry_run {
             match self.output {
-                OutputFormat::Json => super::json(&plan)?,
                 OutputFormat::Text => super::emit(planned(&plan)?)?,
+                form => form.print(&plan)?,
             }
             return Ok(ExitCode::SUCCESS);
         }
@@ -201,8 +202,8 @@ impl BenchArgs {
             draft.write(&picture::draw(&report))?;
         }
         match self.output {
-            OutputFormat::Json => super::json(&report)?,
             OutputFormat::Text => super::emit(found(&report))?,
+            form => form.print(&report)?,
         }
         Ok(ExitCode::SUCCESS)
     }
@@ -372,6 +373,7 @@ fn write_effects(lines: &mut Vec<Line>, report: &BenchReport) {
         &columns[1].name(step),
         &columns[2].name(step),
     ]);
+    table.leave_out(&[3, 2]);
     for comparison in Comparison::ALL {
         let words = |metric| {
             report
@@ -442,6 +444,8 @@ fn write_figures(lines: &mut Vec<Line>, report: &BenchReport) {
         table.add_row(row);
     }
     table.align_right(1..5);
+    // The ways in which only one of both is changed.
+    table.leave_out(&[2, 3]);
     lines.push(bold("Figures"));
     lines.extend(table.lines().into_iter().map(Line::from));
     lines.push("  median (lower and upper quartile)".into());

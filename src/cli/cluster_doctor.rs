@@ -50,8 +50,8 @@ pub(super) async fn print(
         .collect();
     let works = nodes.iter().all(|node| node.verdict != NodeVerdict::Bad);
     match output {
-        OutputFormat::Json => super::json(&serde_json::json!({ "canPin": works, "nodes": nodes }))?,
         OutputFormat::Text => super::emit(lines(&nodes, works))?,
+        form => form.print(&serde_json::json!({ "canPin": works, "nodes": nodes }))?,
     }
     Ok(ExitCode::from(u8::from(!works)))
 }

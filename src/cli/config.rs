@@ -27,7 +27,7 @@ impl ConfigArgs {
         let config = Config::load(self.overrides)?;
         match self.output {
             OutputFormat::Text => super::document(&config.to_yaml()?)?,
-            OutputFormat::Json => super::json(&config)?,
+            form => form.print(&config)?,
         }
         Ok(ExitCode::SUCCESS)
     }

@@ -11,10 +11,12 @@ use indicatif::ProgressBar;
 use super::interrupt::{INTERRUPTED, cancel_on_signal};
 use super::run::{runtime, start_error_log};
 use super::{Line, OutputFormat};
+use crate::agent::config::address;
 use crate::sandbox::demo::{self, DemoFrame, DemoOptions, DemoReport, DemoRow, HalfFigures};
 use crate::sandbox::job::Mode;
 use crate::sandbox::neighbors::NeighborKind;
 use crate::text::units;
+use crate::text::values::whole;
 
 /// Run a small training job on this machine: first shared, then pinned and sized by the agent.
 ///
@@ -31,17 +33,17 @@ use crate::text::units;
   pinfold demo -o json            print only the figures, for programs")]
 pub(super) struct Demo {
     /// Seconds of measurement, both halves together.
-    #[arg(long, default_value_t = 30, value_parser = clap::value_parser!(u64).range(2..=86_400))]
+    #[arg(long, default_value_t = 30, value_parser = whole::<u64>(2..=86_400))]
     seconds: u64,
     /// Parameter servers of the job, 0 or 1; with 0, the worker keeps its parameters itself [default: 1, or 0 on a machine
     /// with fewer than four CPUs]
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u8).range(0..=1))]
+    #[arg(long, value_name = "N", value_parser = whole::<u8>(0..=1))]
     ps: Option<u8>,
     /// The pods beside the job.
     #[arg(long, value_enum, value_name = "KIND", default_value_t)]
     neighbors: NeighborKind,
     /// Address on which the agent serves metrics during the demo.
-    #[arg(long, default_value = "127.0.0.1:9470")]
+    #[arg(long, default_value = "127.0.0.1:9470", value_parser = address)]
     listen: SocketAddr,
     /// Folder where the cgroup hierarchies are mounted.
     #[arg(long, value_name = "DIR", default_value = "/sys/fs/cgroup")]
@@ -79,8 +81,8 @@ impl Demo {
             return Ok(ExitCode::from(INTERRUPTED));
         };
         match self.output {
-            OutputFormat::Json => super::json(&report)?,
             OutputFormat::Text => super::emit(summary(&report))?,
+            form => form.print(&report)?,
         }
         Ok(ExitCode::SUCCESS)
     }
@@ -127,7 +129,7 @@ impl FrameOutput {
             frame.seconds.0, frame.seconds.1
         ));
         self.spinner.tick();
-        if self.format == OutputFormat::Json {
+        if self.format != OutputFormat::Text {
             return;
         }
         let last = frame.seconds.0 >= frame.seconds.1;
@@ -173,6 +175,8 @@ fn draw(frame: &DemoFrame) -> Vec<Line> {
         table.add_row(cells(row));
     }
     table.align_right(4..10);
+    // Throttling, QoS, role, both directions of the network, switches.
+    table.leave_out(&[7, 2, 1, 9, 8, 6]);
     let mut lines = vec![Line::styled(
         &Style::new().bold(),
         title,

@@ -106,9 +106,6 @@ impl Doctor {
             .iter()
             .all(|finding| finding.verdict != CheckVerdict::Bad);
         match self.output {
-            OutputFormat::Json => {
-                super::json(&serde_json::json!({ "canPin": works, "findings": findings }))?;
-            }
             OutputFormat::Text => {
                 let conclusion = if works {
                     "pinning can work here"
@@ -117,6 +114,9 @@ impl Doctor {
                 };
                 let lines = findings.iter().flat_map(CheckResult::lines);
                 super::emit(lines.chain([conclusion.into()]))?;
+            }
+            form => {
+                form.print(&serde_json::json!({ "canPin": works, "findings": findings }))?;
             }
         }
         Ok(if works {

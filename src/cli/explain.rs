@@ -12,7 +12,7 @@ use super::OutputFormat;
 use super::agents::{ClusterAccess, object_name};
 use super::local_agent::local_agent;
 use super::plan::{MachineArgs, Planned, PlannedContainer};
-use crate::agent::config::Overrides;
+use crate::agent::config::{Overrides, address};
 use crate::client::{Endpoint, container_report, full_status};
 use crate::pod::Entitlement;
 
@@ -41,7 +41,7 @@ pub(super) struct Explain {
     #[arg(long, value_name = "FILE")]
     pods: Vec<PathBuf>,
     /// Address of the agent [default: the address in the configuration]
-    #[arg(long, value_name = "ADDRESS", env = "PINFOLD_LISTEN")]
+    #[arg(long, value_name = "ADDRESS", env = "PINFOLD_LISTEN", value_parser = address)]
     agent: Option<std::net::SocketAddr>,
     /// Namespace of a pod in the cluster; implies --cluster [default: the namespace of the context]
     #[cfg(feature = "portforward")]
@@ -73,8 +73,8 @@ impl Explain {
         );
         let containers = self.reported_containers()?;
         match self.output {
-            OutputFormat::Json => super::json(&containers)?,
             OutputFormat::Text => super::emit(container_report::describe(&containers)?)?,
+            form => form.print(&containers)?,
         }
         Ok(ExitCode::SUCCESS)
     }
@@ -87,8 +87,8 @@ impl Explain {
         };
         planned.containers = select(&self.pod, planned.containers, name, "in these manifests")?;
         match self.output {
-            OutputFormat::Json => super::json(&planned.containers)?,
             OutputFormat::Text => super::emit(describe(&planned))?,
+            form => form.print(&planned.containers)?,
         }
         Ok(ExitCode::SUCCESS)
     }
@@ -164,9 +164,9 @@ impl Explain {
 async fn containers(endpoint: &Endpoint, remedy: &str) -> anyhow::Result<Vec<Value>> {
     let body = full_status::request(endpoint)
         .await
-        .with_context(|| format!("can't read {endpoint}/status: {remedy}"))?;
-    let status: Value = serde_json::from_slice(&body).with_context(|| {
-        format!(
+        .map_err(|error| anyhow::anyhow!("can't read {endpoint}/status: {error:#}; {remedy}"))?;
+    let status: Value = serde_json::from_slice(&body).map_err(|_| {
+        anyhow::anyhow!(
             "{endpoint}/status does not return a Pinfold status: give the agent's address with --agent"
         )
     })?;

@@ -4,6 +4,7 @@
 
 #[cfg(feature = "portforward")]
 mod agents;
+mod api_failure;
 #[cfg(feature = "bench")]
 mod bench;
 #[cfg(feature = "portforward")]
@@ -15,6 +16,7 @@ mod demo;
 mod doctor;
 #[cfg(any(feature = "bench", feature = "experiments"))]
 mod draft;
+mod environment;
 mod explain;
 #[cfg(any(feature = "demo", feature = "bench"))]
 mod interrupt;
@@ -22,6 +24,8 @@ mod interrupt;
 mod interval;
 mod local_agent;
 mod log;
+#[cfg(feature = "man")]
+mod man;
 mod output;
 mod place;
 mod plan;
@@ -39,18 +43,19 @@ mod top;
 mod topology;
 #[cfg(any(feature = "demo", feature = "bench"))]
 mod train;
+mod version;
 
 use std::io::Write as _;
 use std::process::ExitCode;
 use std::sync::LazyLock;
 
-#[cfg(feature = "portforward")]
-use clap::FromArgMatches;
-use clap::{CommandFactory, Parser, Subcommand};
+use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
 
 #[cfg(any(feature = "bench", feature = "experiments"))]
 pub(crate) use draft::Draft;
-pub(crate) use output::{Line, OutputFormat, complain, document, emit, json, table};
+pub(crate) use output::{Line, OutputFormat, complain, document, emit, table, warn};
+#[cfg(feature = "experiments")]
+pub(crate) use output::{json, yaml};
 
 use crate::metrics::build;
 
@@ -114,34 +119,84 @@ enum Command {
     Scene(scene::SceneArgs),
     Config(config::ConfigArgs),
     Completions(completions::Completions),
+    #[cfg(feature = "man")]
+    Man(man::ManArgs),
+    Version(version::VersionArgs),
     #[cfg(any(feature = "demo", feature = "bench"))]
     #[command(hide = true)]
     Train(train::Train),
+}
+
+// === impl Command ===
+
+impl Command {
+    /// Whether a variable that no option has gets a warning on standard error. The agent puts it into its log, and the
+    /// remaining commands have no options with variables.
+    fn warns_of_variables(&self) -> bool {
+        match self {
+            Self::Run(_) | Self::Completions(_) | Self::Version(_) => false,
+            #[cfg(feature = "man")]
+            Self::Man(_) => false,
+            #[cfg(any(feature = "demo", feature = "bench"))]
+            Self::Train(_) => false,
+            _ => true,
+        }
+    }
 }
 
 /// The definition of the command line: the subcommands and their arguments.
 ///
 /// A caller can parse a command line with it, without running the command.
 pub fn command() -> clap::Command {
-    Cli::command()
+    taking_negative_numbers(Cli::command())
 }
 
-/// Reads the process's own arguments. For a plugin of kubectl, the help texts begin with `kubectl
-/// pinfold`.
-fn parse() -> Cli {
+/// Lets every option take `-1`, so that an error says what to write instead of calling it an unknown option.
+fn taking_negative_numbers(command: clap::Command) -> clap::Command {
+    let take = |argument: clap::Arg| {
+        let takes = argument.get_action().takes_values();
+        if takes {
+            argument.allow_negative_numbers(true)
+        } else {
+            argument
+        }
+    };
+    command
+        .mut_args(take)
+        .mut_subcommands(taking_negative_numbers)
+}
+
+/// Reads the process's own arguments, and which variables of the environment replace some of them. For a plugin of kubectl,
+/// the help texts begin with `kubectl pinfold`.
+fn parse(command: &clap::Command) -> (Cli, Vec<environment::Variable>) {
+    let parsed = command.clone().try_get_matches().and_then(|matches| {
+        let cli = Cli::from_arg_matches(&matches)?;
+        Ok((cli, environment::used(command, &matches)))
+    });
+    parsed.unwrap_or_else(|error| environment::named(error, command).exit())
+}
+
+/// [`command()`] under the name by which this process was started.
+fn named_command() -> clap::Command {
     #[cfg(feature = "portforward")]
     if agents::is_plugin() {
-        let matches = Cli::command().bin_name("kubectl pinfold").get_matches();
-        return Cli::from_arg_matches(&matches).unwrap_or_else(|error| error.exit());
+        return command().bin_name("kubectl pinfold");
     }
-    Cli::parse()
+    command()
 }
 
 /// Runs the program with the process's own arguments.
 ///
 /// Exit codes: 0 for success, 1 where the answer is no (too few CPUs, pinning can't work), 2 for bad input.
 pub fn main() -> ExitCode {
-    let done = match parse().command {
+    let command = named_command();
+    let (cli, variables) = parse(&command);
+    if cli.command.warns_of_variables() {
+        for sentence in environment::unknown(&command) {
+            warn(sentence);
+        }
+    }
+    let done = match cli.command {
         Command::Run(args) => args.run(),
         #[cfg(feature = "demo")]
         Command::Demo(args) => args.run(),
@@ -160,7 +215,10 @@ pub fn main() -> ExitCode {
         #[cfg(feature = "experiments")]
         Command::Scene(args) => args.run(),
         Command::Config(args) => args.run(),
-        Command::Completions(args) => args.run(&Cli::command()),
+        Command::Completions(args) => args.run(&command),
+        #[cfg(feature = "man")]
+        Command::Man(args) => args.run(command),
+        Command::Version(args) => args.run(),
         #[cfg(any(feature = "demo", feature = "bench"))]
         Command::Train(args) => args.run(),
     };
@@ -168,7 +226,10 @@ pub fn main() -> ExitCode {
         Ok(code) => code,
         Err(error) => {
             // Without standard error, nobody could be told of the failure.
-            let _ = std::io::stderr().write_all(output::complaint(&error).as_bytes());
+            let complaint = output::complaint(&error);
+            let behind = environment::behind(&complaint, &variables);
+            let complaint = format!("{}{}\n", complaint.trim_end(), Line::from(behind));
+            let _ = std::io::stderr().write_all(complaint.as_bytes());
             ExitCode::from(2)
         }
     }

@@ -9,10 +9,10 @@ use std::io::{self, IsTerminal, Write};
 
 use anyhow::Context;
 use clap::ValueEnum;
-use comfy_table::{ContentArrangement, Table, presets};
 use console::Style;
 use serde::Serialize;
 
+use crate::text::table::Table;
 use crate::text::terminal::{escape, escape_json, escape_lines};
 
 /// The form of a command's output.
@@ -23,6 +23,20 @@ pub(crate) enum OutputFormat {
     Text,
     /// For programs: a JSON document.
     Json,
+    /// The same as YAML.
+    Yaml,
+}
+
+// === impl OutputFormat ===
+
+impl OutputFormat {
+    /// Prints a value for programs: as YAML, or else as JSON.
+    pub(crate) fn print(self, value: &impl Serialize) -> anyhow::Result<()> {
+        match self {
+            Self::Yaml => yaml(value),
+            Self::Json | Self::Text => json(value),
+        }
+    }
 }
 
 /// The start of a sequence that sets a colour and ends in `m`.
@@ -101,6 +115,13 @@ pub(crate) fn json(value: &impl Serialize) -> anyhow::Result<()> {
     print(&format!("{}\n", escape_json(&text)))
 }
 
+/// Prints a value as a YAML document that holds the same as [`json`].
+pub(crate) fn yaml(value: &impl Serialize) -> anyhow::Result<()> {
+    // One type for all values keeps the program small, because a serializer of YAML is large.
+    let value = serde_json::to_value(value).context("can't write the answer as YAML")?;
+    document(&serde_saphyr::to_string(&value).context("can't write the answer as YAML")?)
+}
+
 fn print(text: &str) -> anyhow::Result<()> {
     match io::stdout().write_all(text.as_bytes()) {
         // The reader of a pipe, such as `head`, may close it early.
@@ -111,10 +132,15 @@ fn print(text: &str) -> anyhow::Result<()> {
     }
 }
 
-/// Prints a warning or an error as a line on standard error.
+/// Prints an error, or the end of a command that was interrupted, as a line on standard error.
 pub(crate) fn complain(message: impl fmt::Display) {
     // Without standard error, nobody could be told of the failure.
     let _ = writeln!(io::stderr(), "pinfold: {}", escape(&message.to_string()));
+}
+
+/// Prints a warning as a line on standard error: the command does its work nevertheless.
+pub(crate) fn warn(message: impl fmt::Display) {
+    complain(format_args!("warning: {message}"));
 }
 
 /// The text of the error with which a command ends. Of a [`Several`], each mistake gets a line.
@@ -146,49 +172,38 @@ pub(crate) struct Rows(Table);
 
 /// A plain table with headings.
 pub(crate) fn table(headings: &[&str]) -> Rows {
-    let mut table = Table::new();
-    table
-        .load_style(presets::NOTHING)
-        .set_content_arrangement(ContentArrangement::Dynamic);
-    // Piped text has no width limit.
-    let width = if console::Term::stdout().is_term() {
-        console::Term::stdout().size().1
-    } else {
-        160
-    };
-    table.set_width(width);
-    let mut rows = Rows(table);
-    let headings: Vec<_> = headings.iter().map(|heading| escape(heading)).collect();
-    rows.0.set_header(headings);
-    rows
+    Rows(Table::new(escaped(headings)))
+}
+
+fn escaped<C: AsRef<str>>(cells: impl IntoIterator<Item = C>) -> Vec<String> {
+    let cells = cells.into_iter();
+    let cells = cells.map(|cell| escape(cell.as_ref()).into_owned());
+    cells.collect()
 }
 
 // === impl Rows ===
 
 impl Rows {
     pub(crate) fn add_row<C: AsRef<str>>(&mut self, cells: impl IntoIterator<Item = C>) {
-        let cells = cells
-            .into_iter()
-            .map(|cell| escape(cell.as_ref()).into_owned());
-        self.0.add_row(cells.collect::<Vec<String>>());
+        self.0.add_row(escaped(cells));
     }
 
     /// Puts the cells of some columns, counted from 0, at the right edge.
     #[cfg(any(feature = "demo", feature = "bench"))]
     pub(crate) fn align_right(&mut self, columns: std::ops::Range<usize>) {
-        for index in columns {
-            if let Some(column) = self.0.column_mut(index) {
-                column.set_cell_alignment(comfy_table::CellAlignment::Right);
-            }
-        }
+        self.0.align_right(columns);
     }
 
-    /// The table's lines, for [`emit`].
+    /// Names the columns, counted from 0, that a narrow terminal does not show, the least important first.
+    pub(crate) fn leave_out(&mut self, columns: &[usize]) {
+        self.0.leave_out(columns);
+    }
+
+    /// The table's lines, for [`emit`]. On a terminal, they are as wide as it is; a file or a pipe has no width.
     pub(crate) fn lines(&self) -> Vec<String> {
-        self.0
-            .lines()
-            .map(|line| line.trim_end().to_owned())
-            .collect()
+        let terminal = console::Term::stdout();
+        let width = terminal.is_term().then(|| terminal.size().1.into());
+        self.0.lines(width)
     }
 }
 

@@ -14,6 +14,7 @@ use crate::cpu::{
 };
 use crate::host::topology;
 use crate::text::counted;
+use crate::text::values::whole;
 
 /// Show which CPUs a container would get on this machine, and how far they spread.
 ///
@@ -31,7 +32,7 @@ use crate::text::counted;
 Exit codes: 0 placed, 1 too few suitable CPUs, 2 bad input.")]
 pub(super) struct PlaceArgs {
     /// Number of CPUs.
-    #[arg(value_name = "N")]
+    #[arg(value_name = "N", value_parser = whole::<usize>(0..=u64::MAX))]
     count: usize,
     /// Folder that holds the machine's sys/.
     #[arg(long, value_name = "DIR", default_value = "/")]
@@ -98,8 +99,8 @@ pub(super) fn run(args: &PlaceArgs) -> anyhow::Result<ExitCode> {
     match Placer::new(&topology).place_as(&free, &request) {
         Ok(placement) => {
             match args.output {
-                OutputFormat::Json => super::json(&placement)?,
                 OutputFormat::Text => super::emit(placed(&placement))?,
+                form => form.print(&placement)?,
             }
             Ok(ExitCode::SUCCESS)
         }
@@ -144,10 +145,10 @@ pub(super) fn in_words(cost: Cost) -> String {
 /// error, like every error.
 fn refuse(refusal: &PlacementRefusal, form: OutputFormat) -> anyhow::Result<()> {
     match form {
-        OutputFormat::Json => super::json(&json!({ "error": refusal.to_string() })),
         OutputFormat::Text => {
             super::complain(refusal);
             Ok(())
         }
+        form => form.print(&json!({ "error": refusal.to_string() })),
     }
 }

@@ -20,6 +20,7 @@ use crate::pod::{
     ContainerKind, Entitlement, ObjectName, PodRole, Qos, RecognizedPod, ThreadEnvironment,
     recognized, repeated,
 };
+use crate::text::values::whole;
 
 /// Giving up, moving and gaining take three reconciles; more than this come to nothing new.
 const MOST_RECONCILES: usize = 8;
@@ -71,7 +72,7 @@ pub(super) struct MachineArgs {
     )]
     pod_cgroups: Vec<String>,
     /// How many running containers may be moved to make room [default: maxMovesPerHour of the configuration]
-    #[arg(long, value_name = "N")]
+    #[arg(long, value_name = "N", value_parser = whole::<u32>(0..=u64::MAX))]
     pub(super) moves: Option<u32>,
 }
 
@@ -270,8 +271,8 @@ impl PlanArgs {
     pub(super) fn run(self) -> anyhow::Result<ExitCode> {
         let planned = self.input.plan(&self.pods)?;
         match self.output {
-            OutputFormat::Json => super::json(&planned)?,
             OutputFormat::Text => super::emit(in_table(&planned))?,
+            form => form.print(&planned)?,
         }
         Ok(ExitCode::SUCCESS)
     }
@@ -289,6 +290,8 @@ pub(super) fn in_table(planned: &Planned) -> Vec<String> {
         "THREADS",
         "WHY",
     ]);
+    // Memory, NUMA nodes, QoS, role, reason, container.
+    table.leave_out(&[6, 5, 3, 2, 8, 1]);
     for container in &planned.containers {
         let cpus = if container.exclusive {
             container.cpus.to_string()

@@ -6,7 +6,6 @@ use std::net::SocketAddr;
 use std::process::ExitCode;
 use std::time::Duration;
 
-use anyhow::Context;
 use clap::Args;
 use tokio::net::TcpListener;
 use tokio::signal::unix::{SignalKind, signal};
@@ -133,10 +132,10 @@ impl Release {
         if self.cluster.only() {
             let left = self.cluster.leave(self.dry_run, &cluster)?;
             match self.output {
-                OutputFormat::Json => {
-                    super::json(&serde_json::json!({ "dryRun": self.dry_run, "cluster": left }))?;
-                }
                 OutputFormat::Text => super::emit(left.lines(self.dry_run))?,
+                form => {
+                    form.print(&serde_json::json!({ "dryRun": self.dry_run, "cluster": left }))?;
+                }
             }
             return Ok(ExitCode::SUCCESS);
         }
@@ -156,8 +155,8 @@ impl Release {
             .transpose();
         let cluster = left.as_ref().ok().and_then(Option::as_ref);
         match self.output {
-            OutputFormat::Json => super::json(&released.json(self.dry_run, cluster))?,
             OutputFormat::Text => super::emit(released.lines(self.dry_run, cluster))?,
+            form => form.print(&released.json(self.dry_run, cluster))?,
         }
         left?;
         if released.failures() > 0 {
@@ -248,8 +247,10 @@ fn monitoring_groups(resctrl: &Resctrl, dry_run: bool) -> (Vec<String>, Vec<Stri
 async fn stay(listen: SocketAddr) -> anyhow::Result<()> {
     let mut terminate = signal(SignalKind::terminate())?;
     let mut interrupt = signal(SignalKind::interrupt())?;
-    let listener = TcpListener::bind(listen).await.with_context(|| {
-        format!("can't listen on {listen}: if another program uses the port, choose a free port with --listen")
+    let listener = TcpListener::bind(listen).await.map_err(|error| {
+        anyhow::anyhow!(
+            "can't listen on {listen}: {error}; if another program uses the port, choose a free port with --listen"
+        )
     })?;
     super::emit([format!(
         "the release is complete; waiting for SIGTERM on {}",

@@ -34,6 +34,9 @@ impl RunArgs {
     pub(super) fn run(self) -> anyhow::Result<ExitCode> {
         let config = Config::load(self.overrides)?;
         start_log(&config.log)?;
+        for sentence in super::environment::unknown(&super::command()) {
+            tracing::warn!("{sentence}");
+        }
         // An agent without these rights would report that it enforces assignments, but could neither write nor see one.
         let checked = super::rights::check(
             &config,

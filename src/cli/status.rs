@@ -57,10 +57,28 @@ impl StatusArgs {
         let bodies = statuses(&targets).await?;
         let respond = bodies.iter().all(Result::is_ok);
         match self.output {
-            OutputFormat::Json => super::json(&documents(&targets, &bodies)?)?,
-            OutputFormat::Text => super::emit(lines(&targets, &bodies))?,
+            OutputFormat::Text => {
+                let mut lines = lines(&targets, &bodies);
+                let mut errors = bodies.iter().filter_map(|body| body.as_ref().err());
+                if errors.any(full_status::is_absent) {
+                    lines.push(self.remedy().to_owned());
+                }
+                super::emit(lines)?;
+            }
+            form => form.print(&documents(&targets, &bodies)?)?,
         }
         Ok(ExitCode::from(u8::from(!respond)))
+    }
+
+    /// What to do about an agent that does not respond.
+    fn remedy(&self) -> &'static str {
+        if !self.node.is_empty() {
+            "check the address, and that the agent (pinfold run) runs there"
+        } else if self.access.args.is_wanted(false).unwrap_or_default() {
+            "read the log of the agent's pod on this node"
+        } else {
+            "start the agent (pinfold run), name another with --node, or ask those of the cluster with --cluster"
+        }
     }
 
     fn named(&self) -> anyhow::Result<Vec<Target>> {
@@ -106,6 +124,8 @@ fn lines(targets: &[Target], bodies: &[anyhow::Result<Bytes>]) -> Vec<String> {
         "PROBLEMS",
     ];
     let mut table = super::table(&headings);
+    // The sets of CPUs, and then the enforcement, because neither says what needs attention.
+    table.leave_out(&[3, 2, 1]);
     let mut problems = Vec::new();
     for (target, body) in targets.iter().zip(bodies) {
         let status = match body {

@@ -1,5 +1,6 @@
 //! `pinfold top`: the pods of nodes, on a terminal or as text.
 
+mod document;
 mod frame;
 mod live;
 mod map;
@@ -16,8 +17,9 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::Duration;
 
-use clap::{Args, value_parser};
+use clap::Args;
 
+use super::OutputFormat;
 #[cfg(feature = "portforward")]
 use super::agents::ClusterAccess;
 use super::interval::interval;
@@ -26,6 +28,7 @@ use super::run::runtime;
 use crate::agent::config::Overrides;
 use crate::client::MonitoredNode;
 use crate::client::targets::{self, Target};
+use crate::text::values::whole;
 use order::Column;
 use state::TopState;
 use view::View;
@@ -49,13 +52,15 @@ const EXAMPLES: &str = if cfg!(feature = "portforward") {
   kubectl pinfold top                                 the same, if the program is kubectl-pinfold
   pinfold top --node node-1 --node ps=10.0.0.2        watch two nodes, and call the second one ps
   pinfold top --nodes nodes.txt --sort interference   watch the nodes in a file, one on each line
-  pinfold top --once --width 120 > frame.txt          print a frame as text"
+  pinfold top --once --width 120 > frame.txt          print a frame as text
+  pinfold top --once -o json                          print nodes and pods for programs"
 } else {
     "Examples:
   pinfold top                                         watch this node
   pinfold top --node node-1 --node ps=10.0.0.2        watch two nodes, and call the second one ps
   pinfold top --nodes nodes.txt --sort interference   watch the nodes in a file, one on each line
-  pinfold top --once --width 120 > frame.txt          print a frame as text"
+  pinfold top --once --width 120 > frame.txt          print a frame as text
+  pinfold top --once -o json                          print nodes and pods for programs"
 };
 
 /// Watch nodes: pods, owners of CPUs, threads, interference, unpinned time, traffic.
@@ -80,11 +85,21 @@ pub(super) struct TopArgs {
     /// Time between two requests to an agent, 1s to 24h [default: 2s, or 10s with --cluster]
     #[arg(long, value_name = "DURATION", value_parser = interval)]
     interval: Option<Duration>,
-    /// Print a frame as text and exit; rates are means over the interval.
+    /// Print a frame and exit; rates are means over the interval.
     #[arg(long)]
     once: bool,
+    /// Output format of --once; null in JSON and YAML stands for an unknown value
+    #[arg(
+        short,
+        long,
+        value_enum,
+        value_name = "FORM",
+        default_value_t,
+        requires = "once"
+    )]
+    output: OutputFormat,
     /// Columns of the printed frame [default: the terminal's columns, or 100]
-    #[arg(long, value_name = "COLUMNS", requires = "once", value_parser = value_parser!(u16).range(20..=1000))]
+    #[arg(long, value_name = "COLUMNS", requires = "once", value_parser = whole::<u16>(20..=1000))]
     width: Option<u16>,
     /// The column to sort by: names ascending, numbers descending.
     #[arg(long, value_enum, value_name = "COLUMN", default_value = "pod")]
@@ -134,7 +149,7 @@ impl TopArgs {
         let state = TopState::new(targets.iter().enumerate().map(node).collect(), view);
         if self.once {
             let width = self.width.unwrap_or_else(terminal_width);
-            once::print(state, &targets, interval, width).await?;
+            once::print(state, &targets, interval, (self.output, width)).await?;
             return Ok(ExitCode::SUCCESS);
         }
         live::run(state, targets, interval).await

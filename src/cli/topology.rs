@@ -45,7 +45,7 @@ pub(super) fn run(args: &TopologyArgs) -> anyhow::Result<ExitCode> {
             let drawing = render(&topology, &uses);
             super::emit(drawing.lines().map(Line::drawn))?;
         }
-        OutputFormat::Json => super::json(&topology)?,
+        form => form.print(&topology)?,
     }
     Ok(ExitCode::SUCCESS)
 }
@@ -69,7 +69,7 @@ impl CpuUses {
             scan.pods.extend(cgroups.scan(tree)?);
         }
         if !scan.pods.is_empty() && !Proc::new(root).may_administer() {
-            super::complain(
+            super::warn(
                 "the drawing shows no owners of CPUs, because only root can read assignment records: run the command with sudo",
             );
             return Ok(Self::default());

@@ -5,11 +5,12 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use anyhow::Context;
-use clap::{Args, Subcommand, value_parser};
+use clap::{Args, Subcommand};
 
 use crate::sandbox::train::progress::{ProcessRole, Progress};
 use crate::sandbox::train::ps::Rates;
 use crate::sandbox::train::{Geometry, neighbor, ps, threads, worker};
+use crate::text::values::whole;
 
 /// More parameters than this are a typing error, not a demo: 1 GiB of floats.
 const MAX_PARAMETERS: u64 = 1 << 28;
@@ -40,7 +41,7 @@ enum TrainProcess {
     /// A worker.
     Worker {
         /// Examples of a step.
-        #[arg(long, default_value_t = 256, value_parser = value_parser!(u32).range(1..=65_536))]
+        #[arg(long, default_value_t = 256, value_parser = whole::<u32>(1..=65_536))]
         batch: u32,
         /// The number of steps after which the worker stops.
         #[arg(long)]
@@ -57,10 +58,10 @@ enum TrainProcess {
     /// Another pod of the node, which keeps CPUs and caches busy.
     Neighbor {
         /// Busy threads [default: the host's CPUs plus 1]
-        #[arg(long, value_parser = value_parser!(u16).range(1..=1024))]
+        #[arg(long, value_parser = whole::<u16>(1..=1024))]
         threads: Option<u16>,
         /// The share of a CPU's time that each thread uses, in percent [default: unlimited]
-        #[arg(long, value_name = "PERCENT", value_parser = value_parser!(u8).range(1..=100))]
+        #[arg(long, value_name = "PERCENT", value_parser = whole::<u8>(1..=100))]
         busy: Option<u8>,
         /// The index of this neighbor.
         #[arg(long, alias = "task_index", default_value_t = 0)]
@@ -85,17 +86,17 @@ struct JobArgs {
     #[arg(long, alias = "task_index", default_value_t = 0)]
     task_index: u32,
     /// Categorical features of an example.
-    #[arg(long, default_value_t = Geometry::default().features, value_parser = value_parser!(u32).range(1..=256))]
+    #[arg(long, default_value_t = Geometry::default().features, value_parser = whole::<u32>(1..=256))]
     features: u32,
     /// The number of values of a feature.
-    #[arg(long, default_value_t = Geometry::default().vocabulary, value_parser = value_parser!(u32).range(1..=1_000_000))]
+    #[arg(long, default_value_t = Geometry::default().vocabulary, value_parser = whole::<u32>(1..=1_000_000))]
     vocabulary: u32,
     /// Length of an embedding.
-    #[arg(long, default_value_t = Geometry::default().dim, value_parser = value_parser!(u32).range(1..=256))]
+    #[arg(long, default_value_t = Geometry::default().dim, value_parser = whole::<u32>(1..=256))]
     dim: u32,
     /// Units of the two hidden layers.
     #[arg(long, value_delimiter = ',', value_name = "FIRST,SECOND",
-          default_values_t = Geometry::default().hidden, value_parser = value_parser!(u32).range(1..=4096))]
+          default_values_t = Geometry::default().hidden, value_parser = whole::<u32>(1..=4096))]
     hidden: Vec<u32>,
     /// Where the data and the starting parameters come from.
     #[arg(long, default_value_t = Geometry::default().seed)]

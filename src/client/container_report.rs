@@ -2,13 +2,12 @@
 
 use std::fmt::Display;
 
-use anyhow::Context;
 use serde::Deserialize;
 use serde_json::Value;
 
 use super::container_status::{SafeText, StatusContainer, StatusVerdict};
 use crate::cpu::CpuSet;
-use crate::text::{counted, units};
+use crate::text::{counted, parse_errors, units};
 
 /// The line about an entitlement. `exclusive` is the number of CPUs; `of_pod` is true for an init container.
 pub(crate) fn entitlement_line(exclusive: u32, of_pod: bool, reason: &str) -> String {
@@ -43,9 +42,12 @@ pub(crate) fn memory(numa: &CpuSet) -> String {
 pub(crate) fn describe(containers: &[Value]) -> anyhow::Result<Vec<String>> {
     let mut lines = Vec::new();
     for value in containers {
-        let container = StatusContainer::deserialize(value).context(
-            "can't read the container in the agent's status: use the pinfold program of the agent's version, or -o json",
-        )?;
+        let container = StatusContainer::deserialize(value).map_err(|error| {
+            anyhow::anyhow!(
+                "can't read the container in the agent's status: {}; use the pinfold program of the agent's version, or -o json",
+                parse_errors::json(&error)
+            )
+        })?;
         if lines.is_empty() {
             let pod = (container.namespace.as_str(), container.pod.as_str());
             lines.push(pod_heading(

@@ -15,6 +15,8 @@ use hyper::header::{ACCEPT_ENCODING, AUTHORIZATION, CONTENT_ENCODING, HOST, Head
 use hyper_util::rt::TokioIo;
 use tokio::io::{AsyncRead, AsyncWrite};
 
+use crate::text::connection;
+
 /// The longest accepted response, in bytes: enough for many thousand containers.
 const MAX_RESPONSE_BYTES: usize = 64 << 20;
 
@@ -167,6 +169,16 @@ impl Endpoint {
     /// # Errors
     /// No connection, no HTTP, a status code other than 2xx, or a response that is too long.
     pub(crate) async fn get(&self, paths: &[&str]) -> anyhow::Result<Vec<Bytes>> {
+        let bodies = self.exchange(paths).await;
+        bodies.map_err(|error| {
+            // What a server wrote into a response stays as it is.
+            let is_connection = error.is::<std::io::Error>() || error.is::<hyper::Error>();
+            let words = is_connection.then(|| connection::in_words(error.as_ref()));
+            words.flatten().map_or(error, anyhow::Error::msg)
+        })
+    }
+
+    async fn exchange(&self, paths: &[&str]) -> anyhow::Result<Vec<Bytes>> {
         let stream = self.open().await?;
         let (mut sender, connection) = http1::handshake(TokioIo::new(stream)).await?;
         let responses = async {

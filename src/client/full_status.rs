@@ -8,6 +8,9 @@ use super::endpoint::Endpoint;
 /// The longest quoted reason, in characters.
 const MAX_REASON_CHARS: usize = 300;
 
+/// How the words about an agent that does not respond begin.
+const NO_RESPONSE: &str = "no response";
+
 #[derive(Deserialize)]
 struct RestrictedStatus {
     restricted: String,
@@ -23,7 +26,7 @@ pub(crate) async fn request(endpoint: &Endpoint) -> anyhow::Result<Bytes> {
         .await
         .unwrap_or_else(|_| {
             Err(anyhow::anyhow!(
-                "no response within {} s",
+                "{NO_RESPONSE} within {} s",
                 timeout.as_secs()
             ))
         })?;
@@ -43,8 +46,19 @@ pub(crate) fn reason(error: &anyhow::Error) -> String {
     if error.is::<OnlyShort>() {
         error.to_string()
     } else {
-        format!("no response: {error:#}")
+        let words = format!("{error:#}");
+        if words.starts_with(NO_RESPONSE) {
+            words
+        } else {
+            format!("{NO_RESPONSE}: {words}")
+        }
     }
+}
+
+/// Whether the agent has not responded at all.
+#[cfg(feature = "portforward")]
+pub(crate) fn is_absent(error: &anyhow::Error) -> bool {
+    !error.is::<OnlyShort>()
 }
 
 /// Refuses the short form, with the agent's reason and the remedy.

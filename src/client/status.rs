@@ -10,6 +10,7 @@ use serde::{Deserialize, Deserializer};
 use super::container_status::{SafeText, StatusContainer};
 use super::full_status;
 use crate::cpu::{CpuSet, Layout};
+use crate::text::parse_errors;
 
 /// The longest accepted list. No node has this many containers, or entries of another list.
 const MAX_ENTRIES: usize = 20_000;
@@ -148,7 +149,8 @@ impl AgentStatus {
         full_status::check(body)?;
         serde_json::from_slice(body).map_err(|error| {
             anyhow::anyhow!(
-                "the server is not a Pinfold agent, or the agent has a different version (/status: {error})"
+                "the server is not a Pinfold agent, or the agent has a different version (/status: {})",
+                parse_errors::json(&error)
             )
         })
     }

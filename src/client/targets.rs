@@ -9,6 +9,7 @@ use anyhow::Context;
 use hyper::header::HeaderValue;
 
 use super::endpoint::Endpoint;
+use crate::text::parse_errors;
 
 /// The most agents of one table.
 pub(crate) const MAX_TARGETS: usize = 5000;
@@ -48,7 +49,8 @@ pub(crate) fn read_token(file: &Path) -> anyhow::Result<HeaderValue> {
     let mut text = String::new();
     let read =
         File::open(file).and_then(|open| open.take(MAX_TOKEN_BYTES + 1).read_to_string(&mut text));
-    read.with_context(|| format!("can't read the token in {}", file.display()))?;
+    read.map_err(parse_errors::reading)
+        .with_context(|| format!("can't read the token in {}", file.display()))?;
     let token = text.trim();
     let is_token = !token.is_empty()
         && text.len() as u64 <= MAX_TOKEN_BYTES
@@ -91,7 +93,8 @@ pub(crate) fn read(file: &Path) -> anyhow::Result<String> {
     let mut text = String::new();
     let read =
         File::open(file).and_then(|open| open.take(MAX_FILE_BYTES + 1).read_to_string(&mut text));
-    read.with_context(|| format!("can't read {}", file.display()))?;
+    read.map_err(parse_errors::reading)
+        .with_context(|| format!("can't read {}", file.display()))?;
     anyhow::ensure!(
         text.len() as u64 <= MAX_FILE_BYTES,
         "{} is longer than {MAX_FILE_BYTES} bytes: each line has a URL or NAME=URL, and nothing else",

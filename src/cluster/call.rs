@@ -10,6 +10,7 @@ use kube::core::Status;
 use serde::de::DeserializeOwned;
 
 use super::{ApiCounters, Call, ErrorKind};
+use crate::text::{connection, parse_errors};
 
 /// The size limit of an answer, in bytes. A page of 500 pods stays far below it.
 const LONGEST_ANSWER: usize = 64 << 20;
@@ -158,6 +159,8 @@ pub struct Api {
     client: kube::Client,
     deadline: Duration,
     counters: Arc<ApiCounters>,
+    /// The server's address, for messages about connections.
+    server: Option<Arc<str>>,
 }
 
 impl std::fmt::Debug for Api {
@@ -177,6 +180,16 @@ impl Api {
             client,
             deadline,
             counters: Arc::default(),
+            server: None,
+        }
+    }
+
+    /// A client whose connection failures name the server. A command that names it in each of its messages needs no other.
+    #[must_use]
+    pub fn naming(self, server: &str) -> Self {
+        Self {
+            server: Some(server.into()),
+            ..self
         }
     }
 
@@ -206,10 +219,9 @@ impl Api {
         let sent = tokio::time::timeout(self.deadline, async {
             let body = self.send(call, request).await?.into_body();
             let bytes = Limited::new(body, LONGEST_ANSWER).collect().await;
-            let bytes = bytes
-                .map_err(|error| Failure::Connection(words(&*error)))?
-                .to_bytes();
-            serde_json::from_slice(&bytes).map_err(Failure::invalid)
+            let bytes = bytes.map_err(|error| self.broken(&*error))?.to_bytes();
+            serde_json::from_slice(&bytes)
+                .map_err(|error| Failure::InvalidResponse(parse_errors::json(&error)))
         });
         let answer = sent.await.unwrap_or(Err(Failure::Timeout(self.deadline)));
         self.count(&answer);
@@ -246,10 +258,19 @@ impl Api {
         }
     }
 
+    /// The failure of the connection.
+    fn broken(&self, error: &(dyn std::error::Error + 'static)) -> Failure {
+        let words = words(error);
+        Failure::Connection(match &self.server {
+            Some(server) => format!("{words} ({server})"),
+            None => words,
+        })
+    }
+
     async fn send(&self, call: Call, request: Request<Vec<u8>>) -> Result<Response<Body>, Failure> {
         self.counters.add_request(call);
         let response = self.client.send(request.map(Body::from)).await;
-        let response = response.map_err(|error| Failure::Connection(words(&error)))?;
+        let response = response.map_err(|error| self.broken(&error))?;
         if response.status().is_success() {
             return Ok(response);
         }
@@ -257,9 +278,12 @@ impl Api {
     }
 }
 
-/// An error and its causes as a line of text. A cause that the text already contains is left out, and so are the names by which
-/// the HTTP client tells its own layers apart.
-pub(crate) fn words(error: &dyn std::error::Error) -> String {
+/// Why a request failed, as a line of text: in words if the connection failed, else the error and its causes. A cause that the
+/// text already contains is left out, and so are the names by which the HTTP client tells its own layers apart.
+pub(crate) fn words(error: &(dyn std::error::Error + 'static)) -> String {
+    if let Some(words) = connection::in_words(error) {
+        return words;
+    }
     let mut text = error.to_string();
     let mut cause = error.source();
     while let Some(error) = cause {

@@ -4,7 +4,10 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use hyper::header::{HeaderValue, USER_AGENT};
-use kube::config::{KubeConfigOptions, Kubeconfig};
+use kube::config::{KubeConfigOptions, Kubeconfig, KubeconfigError, LoadDataError};
+
+use super::call::words;
+use crate::text::parse_errors;
 
 /// The deadline for opening a connection.
 const CONNECT: Duration = Duration::from_secs(10);
@@ -27,25 +30,23 @@ pub enum ConnectError {
     )]
     Nowhere,
     /// The kubeconfig can't be used.
-    #[error("the kubeconfig {origin} can't be used")]
+    #[error("the kubeconfig {origin} can't be used: {cause}")]
     Kubeconfig {
         /// The file, and the flag or variable that named it.
         origin: String,
-        #[source]
-        source: Box<kube::config::KubeconfigError>,
+        cause: String,
     },
     /// The service account can't be used.
     #[error(
-        "the pod's service account can't be used: is automountServiceAccountToken off, or is /var/run/secrets/kubernetes.io/serviceaccount not mounted?"
+        "the pod's service account can't be used: {0}: is automountServiceAccountToken off, or is /var/run/secrets/kubernetes.io/serviceaccount not mounted?"
     )]
-    InCluster(#[source] Box<kube::config::InClusterError>),
+    InCluster(String),
     /// The configuration is valid, but no client can be created.
-    #[error("no client for the API server can be created from {origin}")]
+    #[error("no client for the API server can be created from {origin}: {cause}")]
     Client {
         /// The source of the configuration.
         origin: String,
-        #[source]
-        source: Box<kube::Error>,
+        cause: String,
     },
 }
 
@@ -96,8 +97,8 @@ pub async fn connect(
             origin,
         )
     } else if environment(SERVICE_HOST).is_some_and(|host| !host.is_empty()) {
-        let config =
-            kube::Config::incluster().map_err(|error| ConnectError::InCluster(Box::new(error)))?;
+        let config = kube::Config::incluster()
+            .map_err(|error| ConnectError::InCluster(error.to_string()))?;
         (config, "the pod's service account".to_owned())
     } else {
         return Err(ConnectError::Nowhere);
@@ -164,7 +165,10 @@ pub fn from_config(mut config: kube::Config, origin: String) -> Result<Connectio
         }),
         Err(error) => Err(ConnectError::Client {
             origin,
-            source: Box::new(error),
+            cause: words(&error).replace(
+                "auth error: unable to run auth exec",
+                "the program that gets its credentials (users[].user.exec.command) can't be run",
+            ),
         }),
     }
 }
@@ -175,9 +179,9 @@ async fn from_files(
     context: Option<&str>,
     origin: &str,
 ) -> Result<kube::Config, ConnectError> {
-    let invalid = |source| ConnectError::Kubeconfig {
+    let invalid = |error| ConnectError::Kubeconfig {
         origin: origin.to_owned(),
-        source: Box::new(source),
+        cause: in_words(&error),
     };
     let mut merged = Kubeconfig::default();
     for path in paths {
@@ -192,6 +196,56 @@ async fn from_files(
     kube::Config::from_custom_kubeconfig(merged, &options)
         .await
         .map_err(invalid)
+}
+
+/// Why a kubeconfig can't be used, without the file's name.
+fn in_words(error: &KubeconfigError) -> String {
+    match error {
+        KubeconfigError::CurrentContextNotSet => {
+            "it has no current-context: choose one with kubectl config use-context NAME".to_owned()
+        }
+        KubeconfigError::LoadContext(name) => format!("it has no context {name}"),
+        KubeconfigError::LoadClusterOfContext(name) => {
+            format!("it has no cluster {name}, which the context names")
+        }
+        KubeconfigError::ReadConfig(error, _) => error.to_string(),
+        KubeconfigError::Parse(error) => {
+            let line = error.location().map(|location| location.line());
+            let line = line.map_or_else(String::new, |line| format!("line {line}: "));
+            format!("{line}{}", parse_errors::yaml(error))
+        }
+        KubeconfigError::MissingClusterUrl => "the cluster has no server: write its URL".to_owned(),
+        KubeconfigError::ParseClusterUrl(_) => {
+            "the cluster's server is no URL: write it like https://10.0.0.1:6443".to_owned()
+        }
+        KubeconfigError::LoadCertificateAuthority(error) => {
+            format!(
+                "certificate-authority can't be loaded: {}",
+                data_in_words(error)
+            )
+        }
+        KubeconfigError::LoadClientCertificate(error) => {
+            format!(
+                "client-certificate can't be loaded: {}",
+                data_in_words(error)
+            )
+        }
+        KubeconfigError::LoadClientKey(error) => {
+            format!("client-key can't be loaded: {}", data_in_words(error))
+        }
+        KubeconfigError::ParseCertificates(_) => {
+            "certificate-authority has no certificates in PEM format".to_owned()
+        }
+        other => other.to_string(),
+    }
+}
+
+fn data_in_words(error: &LoadDataError) -> String {
+    match error {
+        LoadDataError::DecodeBase64(_) => "its data is not base64".to_owned(),
+        LoadDataError::ReadFile(error, file) => format!("{}: {error}", file.display()),
+        LoadDataError::NoBase64DataOrFile => "it has neither data nor a file".to_owned(),
+    }
 }
 
 /// Why the node name is missing or invalid.

@@ -35,16 +35,15 @@ pub struct NetnsRef {
 /// Why a network could not be made or entered.
 #[derive(Debug, thiserror::Error)]
 pub enum NetError {
-    #[error("cannot {operation} {subject}{remedy}")]
+    #[error("cannot {operation} {subject}: {cause}{remedy}")]
     Refused {
         /// The operation, as a verb.
         operation: &'static str,
         /// What the operation works on.
         subject: String,
-        /// The remedy after a colon; empty for an unknown cause.
+        cause: io::Error,
+        /// The remedy after a semicolon; empty for an unknown cause.
         remedy: &'static str,
-        #[source]
-        source: io::Error,
     },
     /// A container of the switch can't have the address.
     #[error("cannot give a container the address {address}: {reason}")]
@@ -142,15 +141,15 @@ impl NetError {
     pub(super) fn new(
         operation: &'static str,
         subject: impl Into<String>,
-        source: impl Into<io::Error>,
+        cause: impl Into<io::Error>,
     ) -> Self {
-        let source = source.into();
-        let remedy = match source.raw_os_error() {
+        let cause = cause.into();
+        let remedy = match cause.raw_os_error() {
             Some(libc::EPERM | libc::EACCES) => {
-                ": run as root, or with CAP_SYS_ADMIN and CAP_NET_ADMIN"
+                "; run as root, or with CAP_SYS_ADMIN and CAP_NET_ADMIN"
             }
             Some(libc::EOPNOTSUPP | libc::EPROTONOSUPPORT | libc::EAFNOSUPPORT | libc::ENODEV) => {
-                ": this kernel has no such device; load the modules bridge and veth, or use a kernel built with \
+                "; this kernel has no such device: load the modules bridge and veth, or use a kernel built with \
                  CONFIG_BRIDGE, CONFIG_VETH and CONFIG_NET_NS"
             }
             _ => "",
@@ -158,8 +157,8 @@ impl NetError {
         Self::Refused {
             operation,
             subject: subject.into(),
+            cause,
             remedy,
-            source,
         }
     }
 }
@@ -188,9 +187,12 @@ mod tests {
         };
         assert_eq!(
             by_errno(libc::EPERM),
-            "cannot add bridge b: run as root, or with CAP_SYS_ADMIN and CAP_NET_ADMIN"
+            "cannot add bridge b: Operation not permitted (os error 1); run as root, or with CAP_SYS_ADMIN and CAP_NET_ADMIN"
         );
         assert!(by_errno(libc::EOPNOTSUPP).contains("CONFIG_BRIDGE"));
-        assert_eq!(by_errno(libc::EEXIST), "cannot add bridge b");
+        assert_eq!(
+            by_errno(libc::EEXIST),
+            "cannot add bridge b: File exists (os error 17)"
+        );
     }
 }

@@ -11,6 +11,7 @@ use serde_json::Value;
 
 use super::ScenePlan;
 use super::tree::{Path, Tree, ValueKind};
+use crate::text::nearest;
 
 /// The definition of ScenePlan, to be applied to a cluster.
 pub fn definition() -> CustomResourceDefinition {
@@ -356,15 +357,9 @@ fn count(
 
 fn unknown<'a>(path: &Path, key: &str, known: impl Iterator<Item = &'a str>) -> Violation {
     let known: Vec<&str> = known.collect();
-    // A known name is shorter than the limit, which bounds the time for long keys.
-    let start: String = key.chars().take(64).collect();
-    let near = known.iter();
-    let near = near.map(|name| (strsim::levenshtein(&start, name), *name));
-    let fix = match near.min() {
-        Some((distance, name)) if distance <= 2 && distance < name.len() => {
-            format!("did you mean {name}?")
-        }
-        _ => format!(
+    let fix = match nearest(key, &known) {
+        Some(name) => format!("did you mean {name}?"),
+        None => format!(
             "remove the field; the known fields are {}",
             known.join(", ")
         ),

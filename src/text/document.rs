@@ -5,6 +5,8 @@
 
 use serde::de::DeserializeOwned;
 
+use super::parse_errors;
+
 /// The deepest nesting of lists and maps. Kubernetes objects stay far below.
 const DEPTH: usize = 64;
 
@@ -32,7 +34,7 @@ pub struct Mistake {
     pub document: usize,
     /// The line in the text, if known.
     pub line: Option<u64>,
-    /// The parser's message.
+    /// What stands there, and what to write.
     pub message: String,
     /// Whether the text has another form.
     other_form: bool,
@@ -83,7 +85,7 @@ pub fn read_as<T: DeserializeOwned>(
                 document: documents.len() + 1,
                 line: u64::try_from(error.line()).ok().filter(|&line| line > 0),
                 other_form: error.is_syntax(),
-                message: error.to_string(),
+                message: parse_errors::json(&error),
             })?);
         }
         return Ok(documents);
@@ -97,7 +99,7 @@ pub fn read_as<T: DeserializeOwned>(
                     .location()
                     .map(|location| location.line())
                     .filter(|&line| line > 0),
-                message: error.render_with_formatter(&serde_saphyr::UserMessageFormatter),
+                message: parse_errors::yaml(&error),
                 other_form: false,
             }
         })?);

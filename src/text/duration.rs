@@ -2,6 +2,8 @@
 
 use std::time::Duration;
 
+use serde::{Deserialize, Deserializer, Serializer};
+
 /// Reads a duration like `30s`, `500ms` or `1m 30s`.
 ///
 /// # Errors
@@ -32,4 +34,20 @@ pub fn read_seconds(text: &str) -> Result<u32, String> {
         .ok()
         .filter(|seconds| *seconds <= 86_400 && duration.subsec_nanos() == 0);
     seconds.ok_or_else(|| "write whole seconds, minutes or hours, at most 24h".to_owned())
+}
+
+/// Reads a duration of a configuration file, for `#[serde(with)]`.
+///
+/// # Errors
+/// As for [`read`]; the value is no text.
+pub fn deserialize<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Duration, D::Error> {
+    read(&String::deserialize(deserializer)?).map_err(serde::de::Error::custom)
+}
+
+/// Writes a duration into a configuration file, for `#[serde(with)]`.
+///
+/// # Errors
+/// Those of the serializer.
+pub fn serialize<S: Serializer>(duration: &Duration, serializer: S) -> Result<S::Ok, S::Error> {
+    serializer.serialize_str(&written(*duration))
 }

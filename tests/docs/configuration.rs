@@ -19,9 +19,8 @@ pub(crate) fn children(path: &[String]) -> Vec<String> {
     let Err(error) = Config::parse(&text) else {
         return Vec::new();
     };
-    let message = format!("{error:#}").replace('`', "");
-    let first = message.lines().next().unwrap_or_default();
-    let names = first.split_once("unknown field unknownKey, expected one of ");
+    let message = format!("{error:#}");
+    let names = message.split_once("the key unknownKey is unknown: remove it, or write one of ");
     names.map_or_else(Vec::new, |(_, names)| {
         names
             .split(", ")

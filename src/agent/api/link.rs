@@ -151,14 +151,12 @@ impl ClusterLink {
     pub(in crate::agent) fn awaited(&self) -> Option<String> {
         let connection = self.connection.borrow();
         (!connection.complete).then(|| {
-            let reason = connection
-                .explained_problem()
-                .map(|reason| format!(" ({reason})"))
-                .unwrap_or_default();
-            format!(
-                "the agent waits for the first list of this node's pods from {}{reason}",
-                self.server
-            )
+            let waits = "the agent waits for the first list of this node's pods";
+            match connection.explained_problem() {
+                Some(reason) if reason.contains(&self.server) => format!("{waits}: {reason}"),
+                Some(reason) => format!("{waits} from {} ({reason})", self.server),
+                None => format!("{waits} from {}", self.server),
+            }
         })
     }
 

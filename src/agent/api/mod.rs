@@ -122,7 +122,7 @@ impl ClusterContext {
             ..
         } = connection;
         Self {
-            api: Api::new(client, DEADLINE),
+            api: Api::new(client, DEADLINE).naming(&server),
             node,
             namespace,
             scenes: true,

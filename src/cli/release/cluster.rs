@@ -6,6 +6,7 @@ use anyhow::Context;
 use clap::Args;
 use serde_json::{Value, json};
 
+use super::super::api_failure::explained;
 use crate::agent::config;
 use crate::cluster::connect::{connect, host_name, node_name};
 use crate::cluster::{Api, ErrorKind, Failure, scenes};
@@ -62,21 +63,13 @@ impl SceneReleaseArgs {
                 scenes::leave(&api, &name, &config.namespace, &plans, dry_run).await
             };
             let left = leaving.await.map_err(|failure| {
-                let advice = match failure.kind() {
-                    ErrorKind::Forbidden => {
-                        "; allow the account get and patch on nodes, and list, get and delete on leases, or name a different \
-                         --kubeconfig"
-                    }
-                    ErrorKind::Connection | ErrorKind::Timeout => {
-                        "; check that the API server runs, and that this machine reaches the server"
-                    }
-                    _ => "",
-                };
                 let doing = format!(
-                    "labels and claims of Node {name} may remain at {} (by {}){advice}",
+                    "labels and claims of Node {name} may remain at {} (by {})",
                     way.server, way.origin
                 );
-                anyhow::Error::new(failure).context(doing)
+                let rights = "allow the account get and patch on nodes, and list, get and delete on leases, or name a \
+                              different --kubeconfig";
+                explained(&failure, &doing, rights)
             })?;
             // Under a wrong name, the command would leave everything, and report a complete
             // release.

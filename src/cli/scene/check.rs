@@ -58,12 +58,6 @@ impl Check {
             .filter(|finding| finding.severity == Severity::Error)
             .count();
         match self.output {
-            OutputFormat::Json => super::super::json(&json!({
-                "plans": documents.iter().map(|document| document.name()).collect::<Vec<_>>(),
-                "errors": errors,
-                "warnings": findings.len() - errors,
-                "findings": findings,
-            }))?,
             OutputFormat::Text => {
                 let mut lines: Vec<String> = findings.iter().map(ToString::to_string).collect();
                 lines.push(format!(
@@ -74,6 +68,12 @@ impl Check {
                 ));
                 super::super::emit(lines)?;
             }
+            form => form.print(&json!({
+                "plans": documents.iter().map(|document| document.name()).collect::<Vec<_>>(),
+                "errors": errors,
+                "warnings": findings.len() - errors,
+                "findings": findings,
+            }))?,
         }
         Ok(if errors == 0 {
             ExitCode::SUCCESS

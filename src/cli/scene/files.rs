@@ -8,6 +8,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use anyhow::{Context, ensure};
 
 use crate::scene::{Document, Node, read, read_nodes};
+use crate::text::parse_errors;
 
 /// Whether the standard input was read.
 static STDIN: AtomicBool = AtomicBool::new(false);
@@ -23,10 +24,13 @@ pub(super) fn text(path: &Path) -> anyhow::Result<String> {
         let mut text = String::new();
         io::stdin()
             .read_to_string(&mut text)
+            .map_err(parse_errors::reading)
             .context("can't read the standard input")?;
         return Ok(text);
     }
-    fs::read_to_string(path).with_context(|| format!("can't read {}", path.display()))
+    fs::read_to_string(path)
+        .map_err(parse_errors::reading)
+        .with_context(|| format!("can't read {}", path.display()))
 }
 
 /// The plans in a file.

@@ -53,7 +53,7 @@ impl Import {
         match import(&nodes, &self.name) {
             Ok(imported) => {
                 for note in &imported.notes {
-                    super::super::complain(format_args!("{origin}: {note}"));
+                    super::super::warn(format_args!("{origin}: {note}"));
                 }
                 let plans: Result<Vec<String>, _> =
                     imported.plans.iter().map(files::yaml).collect();

@@ -49,6 +49,8 @@ enum LabelsOutput {
     Table,
     /// For programs: an object with the labels of each node.
     Json,
+    /// The same as YAML.
+    Yaml,
     /// Commands for a shell.
     Kubectl,
 }
@@ -68,10 +70,11 @@ impl LabelsArgs {
         match self.output {
             LabelsOutput::Table => super::super::emit(table(&plan, &assignment))?,
             LabelsOutput::Json => super::super::json(&object(&plan, &assignment))?,
+            LabelsOutput::Yaml => super::super::yaml(&object(&plan, &assignment))?,
             LabelsOutput::Kubectl => super::super::emit(commands(&plan, &assignment, &nodes))?,
         }
         for name in &assignment.absent {
-            super::super::complain(format_args!(
+            super::super::warn(format_args!(
                 "the plan lists {name}, but no node has this name"
             ));
         }
@@ -109,6 +112,8 @@ fn object(plan: &ScenePlan, assignment: &Assignment) -> Value {
 fn table(plan: &ScenePlan, assignment: &Assignment) -> Vec<String> {
     let keys = plan.spec.labels.keys();
     let mut table = super::super::table(&["NODE", keys[0], keys[1], keys[2], keys[3]]);
+    // Scene and case are the same in each row.
+    table.leave_out(&[1, 2]);
     for (slot, node) in &assignment.given {
         let kind = slot.kind.clone().unwrap_or_else(|| "-".to_owned());
         let node = node.clone().unwrap_or_else(|| "(none)".to_owned());

@@ -7,6 +7,7 @@ use std::time::Duration;
 use anyhow::ensure;
 use clap::Args;
 
+use super::super::api_failure::explained;
 use crate::agent::config;
 use crate::cluster::claims::{ClaimOwner, ClaimSettings, Claims, Holder};
 use crate::cluster::connect::{Connection, connect_user};
@@ -67,17 +68,17 @@ impl LiveArgs {
                 Ok(plans) if plans.is_empty() => {}
                 // The definition may be gone with the plans.
                 Err(failure) if failure.kind() == ErrorKind::NotFound => {}
-                Err(failure) => return Err(failed_request(failure, "sceneplans", &way)),
+                Err(failure) => return Err(failed_request(&failure, "sceneplans", &way)),
                 Ok(_) => return Ok(None),
             }
             let nodes = scenes::nodes(&api).await;
-            let nodes = nodes.map_err(|failure| failed_request(failure, "nodes", &way))?;
+            let nodes = nodes.map_err(|failure| failed_request(&failure, "nodes", &way))?;
             let leaving = nodes.into_iter().filter(Node::is_leaving);
             let leaving = leaving.map(|node| node.name).collect();
             let claims = self
                 .claims(api)
                 .await
-                .map_err(|failure| failed_request(failure, "leases", &way))?;
+                .map_err(|failure| failed_request(&failure, "leases", &way))?;
             Ok(Some(Remains { claims, leaving }))
         })
     }
@@ -107,7 +108,7 @@ impl LiveArgs {
             let api = Api::new(way.client.clone(), DEADLINE);
             let way = &way;
             let said =
-                |what: &'static str| move |failure: Failure| failed_request(failure, what, way);
+                |what: &'static str| move |failure: Failure| failed_request(&failure, what, way);
             let plans = if plans {
                 documents(scenes::plans(&api).await.map_err(said("sceneplans"))?)?
             } else {
@@ -195,24 +196,13 @@ fn documents(objects: Vec<serde_json::Value>) -> anyhow::Result<Vec<Document>> {
 }
 
 /// A failure with the remedy.
-fn failed_request(failure: Failure, what: &str, way: &Connection) -> anyhow::Error {
-    let advice = match failure.kind() {
-        ErrorKind::NotFound if what == "sceneplans" => {
-            "the cluster has no definition of ScenePlan: install the definition with pinfold scene crd | kubectl apply -f -"
-                .to_owned()
-        }
-        ErrorKind::Forbidden => {
-            format!("allow your account to list {what}, or name a different kubeconfig")
-        }
-        ErrorKind::Unauthorized => "check the token or certificate in the kubeconfig".to_owned(),
-        ErrorKind::Connection | ErrorKind::Timeout => {
-            "check that the API server runs, and that this machine reaches the server".to_owned()
-        }
-        _ => "try again".to_owned(),
-    };
-    let doing = format!(
-        "can't list {what} at {} (by {}); {advice}",
-        way.server, way.origin
-    );
-    anyhow::Error::new(failure).context(doing)
+fn failed_request(failure: &Failure, what: &str, way: &Connection) -> anyhow::Error {
+    let doing = format!("can't list {what} at {} (by {})", way.server, way.origin);
+    if failure.kind() == ErrorKind::NotFound && what == "sceneplans" {
+        return anyhow::anyhow!(
+            "{doing}: the cluster has no definition of ScenePlan; install it with pinfold scene crd | kubectl apply -f -"
+        );
+    }
+    let rights = format!("allow your account to list {what}, or name a different kubeconfig");
+    explained(failure, &doing, &rights)
 }

@@ -17,10 +17,12 @@ use tokio_util::sync::CancellationToken;
 
 use self::controller::{Choices, Controller};
 use super::super::OutputFormat;
+use super::super::api_failure::explained;
 use super::super::interval::interval;
+use crate::agent::config::address;
 use crate::cluster::connect::{Connection, connect_user};
 use crate::cluster::reclaim::{ReclaimRound, Reclaimer};
-use crate::cluster::{Api, ErrorKind, Failure};
+use crate::cluster::{Api, Failure};
 use crate::scene::{ReclaimItem, ReclaimVerdict, Reclaimable};
 use crate::text;
 
@@ -73,7 +75,7 @@ pub(super) struct ReclaimArgs {
     #[arg(long, hide = true)]
     leader_elect: bool,
     /// Address for /metrics, /healthz and /readyz, for example 0.0.0.0:9471.
-    #[arg(long, value_name = "ADDRESS:PORT", requires = "watch")]
+    #[arg(long, value_name = "ADDRESS:PORT", requires = "watch", value_parser = address)]
     listen: Option<SocketAddr>,
     /// Kubeconfig of the cluster [default: KUBECONFIG, ~/.kube/config, or the pod's service account]
     #[arg(long, value_name = "FILE")]
@@ -114,10 +116,9 @@ impl ReclaimArgs {
     async fn once(&self, reclaimer: &Reclaimer, way: &Connection) -> anyhow::Result<ExitCode> {
         let round = match reclaimer.once().await {
             Ok(round) => round,
-            Err(failure) => return Err(failed_request(failure, way)),
+            Err(failure) => return Err(failed_request(&failure, way)),
         };
         match self.output {
-            OutputFormat::Json => super::super::json(&object(&round, self.dry_run))?,
             OutputFormat::Text => {
                 let mut lines: Vec<String> = round.jobs.iter().map(line).collect();
                 lines.extend(deleted(&round, self.dry_run));
@@ -130,6 +131,7 @@ impl ReclaimArgs {
                 lines.extend(round.hints.iter().cloned());
                 super::super::emit(lines)?;
             }
+            form => form.print(&object(&round, self.dry_run))?,
         }
         if let Some((kind, namespace, name, failure)) = round.failed.first() {
             bail!(
@@ -195,21 +197,24 @@ impl ReclaimArgs {
         let round = match round {
             Ok(round) => round,
             Err(failure) => {
-                let words = format!("{:#}", failed_request(failure, way));
+                let words = format!("{:#}", failed_request(&failure, way));
                 if said
                     .insert("the API server".to_owned(), words.clone())
                     .as_ref()
                     != Some(&words)
                 {
-                    super::super::complain(words);
+                    super::super::warn(words);
                 }
                 return Ok(());
             }
         };
-        if self.output == OutputFormat::Json {
+        if self.output != OutputFormat::Text {
             // The API server answers again, so the next failure is a new one to report.
             said.clear();
-            return super::super::json(&object(&round, self.dry_run));
+            if self.output == OutputFormat::Yaml {
+                super::super::emit(["---"])?;
+            }
+            return self.output.print(&object(&round, self.dry_run));
         }
         let jobs = round
             .jobs
@@ -342,21 +347,11 @@ fn object(round: &ReclaimRound, dry_run: bool) -> Value {
 }
 
 /// A failure with the remedy.
-fn failed_request(failure: Failure, way: &Connection) -> anyhow::Error {
-    let advice = match failure.kind() {
-        ErrorKind::Forbidden => {
-            "allow your account to list and delete jobs, deployments and services, or name a different \
-         kubeconfig"
-        }
-        ErrorKind::Unauthorized => "check the token or certificate in the kubeconfig",
-        ErrorKind::Connection | ErrorKind::Timeout => {
-            "check that the API server runs, and that this machine reaches the server"
-        }
-        _ => "try again",
-    };
-    let doing = format!(
-        "can't read the jobs at {} (by {}); {advice}",
-        way.server, way.origin
-    );
-    anyhow::Error::new(failure).context(doing)
+fn failed_request(failure: &Failure, way: &Connection) -> anyhow::Error {
+    let doing = format!("can't read the jobs at {} (by {})", way.server, way.origin);
+    explained(
+        failure,
+        &doing,
+        "allow your account to list and delete jobs, deployments and services, or name a different kubeconfig",
+    )
 }

@@ -10,6 +10,7 @@ use super::case::CaseArgs;
 use super::files;
 use crate::cli::output::Several;
 use crate::experiment::{AMOUNTS, Faults, Reclaim, Slice, TrainingJob, WorkloadFormat, render};
+use crate::text::values::whole;
 
 /// Print the objects of a training cluster for one case of a plan.
 ///
@@ -58,10 +59,10 @@ pub(super) struct RenderArgs {
     #[arg(long, value_name = "ROLE")]
     role: Option<String>,
     /// The first task of each role to render; tasks count from 0.
-    #[arg(long, value_name = "TASK")]
+    #[arg(long, value_name = "TASK", value_parser = whole::<u32>(0..=u64::MAX))]
     from: Option<u32>,
     /// The last task of each role to render.
-    #[arg(long, value_name = "TASK")]
+    #[arg(long, value_name = "TASK", value_parser = whole::<u32>(0..=u64::MAX))]
     to: Option<u32>,
     /// Output format.
     #[arg(short, long, value_enum, value_name = "FORM", default_value_t)]
@@ -158,7 +159,7 @@ impl RenderArgs {
             }
         }
         for warning in &rendered.warnings {
-            super::super::complain(warning);
+            super::super::warn(warning);
         }
         Ok(ExitCode::SUCCESS)
     }

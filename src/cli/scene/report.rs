@@ -105,6 +105,8 @@ enum ReportOutput {
     Markdown,
     /// For programs: a JSON document.
     Json,
+    /// The same as YAML.
+    Yaml,
 }
 
 // === impl ReportArgs ===
@@ -135,6 +137,7 @@ impl ReportArgs {
         match self.output {
             ReportOutput::Markdown => super::super::document(&markdown(&report, &[]))?,
             ReportOutput::Json => super::super::json(&report)?,
+            ReportOutput::Yaml => super::super::yaml(&report)?,
         }
         Ok(ExitCode::SUCCESS)
     }

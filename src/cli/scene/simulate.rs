@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 
 use anyhow::ensure;
-use clap::{Args, value_parser};
+use clap::Args;
 use serde_json::{Value, json};
 
 use super::super::OutputFormat;
@@ -14,6 +14,7 @@ use super::case::CaseArgs;
 use crate::experiment::{AMOUNTS, JobTask, Simulation, claimed, invented, settle, simulate};
 use crate::scene::{Amount, Slots, slots};
 use crate::text::counted;
+use crate::text::values::whole;
 
 /// Show where each task of a case would run, before any object exists, and why tasks would stay pending.
 ///
@@ -37,7 +38,7 @@ pub(super) struct SimulateArgs {
     #[arg(long, value_name = "FILE", conflicts_with_all = ["live", "count"])]
     nodes: Option<PathBuf>,
     /// Invent this many nodes, at most 100000, with the labels that agents would set.
-    #[arg(long, value_name = "NODES", conflicts_with = "live", value_parser = value_parser!(u32).range(..=100_000))]
+    #[arg(long, value_name = "NODES", conflicts_with = "live", value_parser = whole::<u32>(0..=100_000))]
     count: Option<u32>,
     /// Allocatable CPUs of each invented node [default: not checked]
     #[arg(long, value_name = "CPUS", requires = "count")]
@@ -98,8 +99,8 @@ impl SimulateArgs {
             .map_err(|faults| super::render::refused("simulated", &faults))?;
         let simulation = simulate(&plan, (&scene, &case), &requested, &nodes, AMOUNTS)?;
         match self.output {
-            OutputFormat::Json => super::super::json(&object(&slots, &simulation))?,
             OutputFormat::Text => super::super::emit(table(&slots, &simulation))?,
+            form => form.print(&object(&slots, &simulation))?,
         }
         Ok(if simulation.pending.is_empty() {
             ExitCode::SUCCESS
@@ -143,6 +144,7 @@ fn table(slots: &Slots, simulation: &Simulation) -> Vec<String> {
         slot.unwrap_or(usize::MAX)
     });
     let mut table = super::super::table(&["NODE", "TYPE", "INDEX", "TASKS"]);
+    table.leave_out(&[2, 1]);
     for (node, tasks) in &nodes {
         let slot = tasks.first().map(|task| &task.slot);
         let kind = slot.and_then(|slot| slot.kind.as_deref()).unwrap_or("-");

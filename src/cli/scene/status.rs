@@ -59,14 +59,6 @@ impl SceneStatusArgs {
             .as_ref()
             .map(|cluster| ClaimComparison::new(&plan, &slots, &status, cluster));
         match self.output {
-            OutputFormat::Json => {
-                let mut object = object(&slots, &status);
-                if let (Some(claims), Some(fields)) = (&claims, object.as_object_mut()) {
-                    fields.insert("claims".to_owned(), json!(claims.holders));
-                    fields.insert("problems".to_owned(), json!(claims.problems));
-                }
-                super::super::json(&object)?;
-            }
             OutputFormat::Text => {
                 let mut lines = table(&slots, &status);
                 if let Some(claims) = &claims {
@@ -78,6 +70,14 @@ impl SceneStatusArgs {
                     lines.extend(claims.problems.iter().cloned());
                 }
                 super::super::emit(lines)?;
+            }
+            form => {
+                let mut object = object(&slots, &status);
+                if let (Some(claims), Some(fields)) = (&claims, object.as_object_mut()) {
+                    fields.insert("claims".to_owned(), json!(claims.holders));
+                    fields.insert("problems".to_owned(), json!(claims.problems));
+                }
+                form.print(&object)?;
             }
         }
         let well = status.is_well() && claims.is_none_or(|claims| claims.problems.is_empty());
@@ -108,15 +108,6 @@ impl SceneStatusArgs {
             .map(|(lease, holder)| (lease, &holder.node))
             .collect();
         match self.output {
-            OutputFormat::Json => {
-                let labelled = labelled.iter().map(|(node, slot)| {
-                    json!({"node": node.name, "slot": slot, "leaving": node.is_leaving()})
-                });
-                let labelled: Vec<Value> = labelled.collect();
-                super::super::json(
-                    &json!({"plan": name, "active": null, "labelled": labelled, "claims": claims}),
-                )?;
-            }
             OutputFormat::Text => {
                 let heading = format!(
                     "plan {name} has no active case: {} still with its labels, {}",
@@ -132,6 +123,15 @@ impl SceneStatusArgs {
                 let lines = std::iter::once(heading).chain(labelled).chain(claims);
                 super::super::emit(lines)?;
             }
+            form => {
+                let labelled = labelled.iter().map(|(node, slot)| {
+                    json!({"node": node.name, "slot": slot, "leaving": node.is_leaving()})
+                });
+                let labelled: Vec<Value> = labelled.collect();
+                form.print(
+                    &json!({"plan": name, "active": null, "labelled": labelled, "claims": claims}),
+                )?;
+            }
         }
         let is_done = labelled.is_empty() && claims.is_empty();
         Ok(ExitCode::from(u8::from(!is_done)))
@@ -140,13 +140,6 @@ impl SceneStatusArgs {
     /// Names what remains in a cluster without a plan.
     fn left(&self, Remains { claims, leaving }: &Remains) -> anyhow::Result<ExitCode> {
         match self.output {
-            OutputFormat::Json => {
-                let holders: BTreeMap<&String, &String> = claims
-                    .iter()
-                    .map(|(lease, holder)| (lease, &holder.node))
-                    .collect();
-                super::super::json(&json!({"plan": null, "claims": holders, "leaving": leaving}))?;
-            }
             OutputFormat::Text if claims.is_empty() => {
                 super::super::emit(["the cluster has no ScenePlan and no claims"])?;
             }
@@ -171,6 +164,13 @@ impl SceneStatusArgs {
                 });
                 let lines = std::iter::once(heading).chain(claims);
                 super::super::emit(lines.chain([remedy.to_owned()]))?;
+            }
+            form => {
+                let holders: BTreeMap<&String, &String> = claims
+                    .iter()
+                    .map(|(lease, holder)| (lease, &holder.node))
+                    .collect();
+                form.print(&json!({"plan": null, "claims": holders, "leaving": leaving}))?;
             }
         }
         Ok(if claims.is_empty() {
@@ -284,6 +284,7 @@ fn object(slots: &Slots, status: &CaseStatus) -> Value {
 
 fn table(slots: &Slots, status: &CaseStatus) -> Vec<String> {
     let mut table = super::super::table(&["TYPE", "INDEX", "STATE", "NODE"]);
+    table.leave_out(&[0]);
     for (slot, nodes) in &status.slots {
         let (state, node) = match nodes.as_slice() {
             [] => ("missing", "-".to_owned()),

@@ -1,4 +1,4 @@
-//! `pinfold top --once`: two rounds of requests, then a frame as text.
+//! `pinfold top --once`: two rounds of requests, then a frame as text, or the same for programs.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -7,16 +7,18 @@ use anyhow::Context;
 use tokio::sync::Semaphore;
 use tokio::task::JoinSet;
 
+use super::document::document;
 use super::state::TopState;
+use crate::cli::OutputFormat;
 use crate::client::targets::Target;
 use crate::client::{MAX_REQUESTS, MonitoredNode, fetch};
 
-/// Prints a frame. Rates need two rounds, `interval` apart.
+/// Prints a frame of this width, or a document for programs. Rates need two rounds, `interval` apart.
 pub(super) async fn print(
     mut state: TopState,
     targets: &[Target],
     interval: Duration,
-    width: u16,
+    (form, width): (OutputFormat, u16),
 ) -> anyhow::Result<()> {
     let permits = Arc::new(Semaphore::new(MAX_REQUESTS));
     for round in 0..2 {
@@ -32,6 +34,9 @@ pub(super) async fn print(
         }
     }
     state.arrange();
+    if form != OutputFormat::Text {
+        return form.print(&document(&state));
+    }
     let frame = state.picture().as_text(width.into());
     crate::cli::emit(
         frame

@@ -65,9 +65,9 @@ impl Screen {
             width > 0 && height > 0,
             "the terminal reports no size, as on a serial line: set the size with stty rows 24 cols 80"
         );
-        enter()
-            .inspect_err(|_| restore())
-            .context("can't set up the terminal; pinfold top --once needs no terminal")?;
+        enter().inspect_err(|_| restore()).map_err(|error| {
+            anyhow::anyhow!("can't set up the terminal: {error}; pinfold top --once needs none")
+        })?;
         let backend = CrosstermBackend::new(BufWriter::with_capacity(BUFFER_BYTES, io::stdout()));
         let terminal = Terminal::new(backend).inspect_err(|_| restore());
         let colors = std::env::var_os("NO_COLOR").is_none_or(|no| no.is_empty());

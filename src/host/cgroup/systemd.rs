@@ -36,14 +36,14 @@ pub(super) const ALLOWED_MEMORY_NODES: &str = "AllowedMemoryNodes";
 pub enum SystemdError {
     /// The bus can't be reached, or systemd does not answer there.
     #[error(
-        "can't set {setting} of unit {unit}: systemd can't be reached over D-Bus; is its socket \
+        "can't set {setting} of unit {unit}: systemd can't be reached over D-Bus: {cause}; is its socket \
          (/run/dbus/system_bus_socket) mounted, and does dbus run?"
     )]
     Unreachable {
         unit: String,
         setting: String,
         /// The failure of the connection.
-        source: Box<zbus::Error>,
+        cause: Box<zbus::Error>,
     },
     #[error("systemd refused {setting} for unit {unit}")]
     Refused {
@@ -115,7 +115,7 @@ impl Systemd {
                 _ => SystemdError::Unreachable {
                     unit,
                     setting,
-                    source,
+                    cause: source,
                 },
             }
         })?;

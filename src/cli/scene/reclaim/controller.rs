@@ -4,7 +4,6 @@
 use std::net::SocketAddr;
 use std::time::Duration;
 
-use anyhow::Context;
 use tokio::net::TcpListener;
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
@@ -75,8 +74,10 @@ impl Controller {
         }
         controller.write_events(api);
         if let Some(address) = choices.listen {
-            let listener = TcpListener::bind(address).await.with_context(|| {
-                format!("can't listen on {address}: choose a free address with --listen")
+            let listener = TcpListener::bind(address).await.map_err(|error| {
+                anyhow::anyhow!(
+                    "can't listen on {address}: {error}; choose a free address with --listen"
+                )
             })?;
             let problem = controller.problem.subscribe();
             let probes = ControllerProbes::new(controller.metrics.clone(), problem);

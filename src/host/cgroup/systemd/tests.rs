@@ -188,10 +188,10 @@ fn a_bus_that_never_answers_is_given_up() {
     let error = systemd
         .set("kubepods.slice", ALLOWED_CPUS, &CpuSet::new(), &file)
         .unwrap_err();
-    let SystemdError::Unreachable { source, .. } = error else {
+    let SystemdError::Unreachable { cause, .. } = error else {
         panic!("{error:?}")
     };
-    assert!(is_timeout(&source), "{source:?}");
+    assert!(is_timeout(&cause), "{cause:?}");
 }
 
 #[test]
