@@ -28,6 +28,7 @@ mod plan;
 #[doc(hidden)]
 pub mod printed;
 mod release;
+mod renamed;
 mod rights;
 mod run;
 #[cfg(feature = "experiments")]
@@ -44,9 +45,7 @@ use std::io::Write as _;
 use std::process::ExitCode;
 use std::sync::LazyLock;
 
-#[cfg(feature = "portforward")]
-use clap::FromArgMatches;
-use clap::{CommandFactory, Parser, Subcommand};
+use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
 
 #[cfg(any(feature = "bench", feature = "experiments"))]
 pub(crate) use draft::Draft;
@@ -123,18 +122,21 @@ enum Command {
 ///
 /// A caller can parse a command line with it, without running the command.
 pub fn command() -> clap::Command {
-    Cli::command()
+    renamed::refuse_earlier_options(Cli::command())
 }
 
 /// Reads the process's own arguments. For a plugin of kubectl, the help texts begin with `kubectl
 /// pinfold`.
 fn parse() -> Cli {
+    let command = command();
     #[cfg(feature = "portforward")]
-    if agents::is_plugin() {
-        let matches = Cli::command().bin_name("kubectl pinfold").get_matches();
-        return Cli::from_arg_matches(&matches).unwrap_or_else(|error| error.exit());
-    }
-    Cli::parse()
+    let command = if agents::is_plugin() {
+        command.bin_name("kubectl pinfold")
+    } else {
+        command
+    };
+    let matches = command.get_matches();
+    Cli::from_arg_matches(&matches).unwrap_or_else(|error| error.exit())
 }
 
 /// Runs the program with the process's own arguments.
