@@ -972,7 +972,7 @@ fn run_says_why_it_cannot() {
             &[&file, "nowhere"],
         ),
         (&["--node-name", "Node_1"], &["Node_1", "--node-name"]),
-        (&["--namespace", "a/b"], &["a/b", "--namespace"]),
+        (&["--agent-namespace", "a/b"], &["a/b", "--agent-namespace"]),
         (&["--api", "perhaps"], &["perhaps", "always"]),
     ];
     for (args, says) in cases {
@@ -1292,7 +1292,170 @@ fn files_without_pods_and_names_that_repeat_are_errors() {
     let (code, _, error) = run(&["plan", "--pods", &twice]);
     assert_eq!(code, Some(2));
     assert!(
-        error.contains("two pods have the name train/worker-0"),
+        error.contains("a second Pod has the name train/worker-0"),
+        "{error}"
+    );
+}
+
+/// A Deployment of training pods, and a Service.
+const DEPLOYMENT: &str = "apiVersion: apps/v1
+kind: Deployment
+metadata: {name: serve, namespace: train}
+spec:
+  replicas: 2
+  template:
+    metadata: {annotations: {pinfold.io/cpus: exclusive}}
+    spec:
+      containers:
+      - {name: main, image: tf, resources: {limits: {cpu: 4, memory: 1Gi}}}
+---
+apiVersion: v1
+kind: Service
+metadata: {name: serve, namespace: train}
+";
+
+#[test]
+fn workloads_stand_for_their_pods() {
+    let machine = machine::unpack(MACHINE);
+    let root = text(machine.path());
+    let (_folder, path) = file("deployment.yaml", DEPLOYMENT);
+    let plan = json(&["plan", "--pods", &path, "--root-dir", root, "-o", "json"]);
+    let of = |key: &str| -> Vec<&str> {
+        let containers = plan["containers"].as_array().unwrap();
+        containers
+            .iter()
+            .map(|one| one[key].as_str().unwrap())
+            .collect()
+    };
+    assert_eq!(of("pod"), ["serve-0", "serve-1"]);
+    let cpus = of("cpus");
+    assert!(cpus[0] != cpus[1], "{cpus:?}");
+    // The same from a pipe.
+    let mut child = pinfold()
+        .args(["explain", "serve-1", "--pods", "-", "--root-dir", root])
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let mut input = child.stdin.take().unwrap();
+    input.write_all(DEPLOYMENT.as_bytes()).unwrap();
+    drop(input);
+    let out = String::from_utf8(child.wait_with_output().unwrap().stdout).unwrap();
+    assert!(
+        out.starts_with("Pod train/serve-1 is Guaranteed.") && out.contains(cpus[1]),
+        "{out}"
+    );
+    for (before, after, named) in [
+        (
+            "replicas: 2",
+            "replicas: 0",
+            "hold no pods: their objects create none",
+        ),
+        (
+            "replicas: 2",
+            "replicas: -1",
+            "spec.replicas is -1: write 0 or more",
+        ),
+        (
+            "replicas: 2",
+            "replicas: 1000000000",
+            "makes 1000000000 pods",
+        ),
+        (
+            "kind: Service",
+            "kind: Widget",
+            "document 2 is a Widget (v1): supported are Pods",
+        ),
+        (
+            "kind: Deployment",
+            "kind: TrainJob",
+            "is a TrainJob (apps/v1): supported are",
+        ),
+    ] {
+        let (_folder, path) = file("deployment.yaml", &DEPLOYMENT.replace(before, after));
+        let (code, out, error) = run(&["plan", "--pods", &path, "--root-dir", root]);
+        assert_eq!((code, out.as_str()), (Some(2), ""), "{error}");
+        assert!(error.contains(named), "{error}");
+    }
+    let (code, _, error) = run(&["explain", "serve", "--pods", &path, "--root-dir", root]);
+    assert_eq!(
+        (code, error.as_str()),
+        (
+            Some(2),
+            "pinfold: no pod serve in these manifests; the pods are: train/serve-0, train/serve-1\n"
+        )
+    );
+    let (_folder, path) = file(
+        "many.yaml",
+        &DEPLOYMENT.replace("replicas: 2", "replicas: 500"),
+    );
+    let (_, _, error) = run(&["explain", "serve", "--pods", &path, "--root-dir", root]);
+    assert!(
+        error.contains("train/serve-19, and 480 more") && !error.contains("serve-20"),
+        "{error}"
+    );
+}
+
+/// An option of an earlier version is refused, and the message names the new one.
+#[test]
+fn renamed_options_are_named() {
+    let cases: [(&[&str], &str); 14] = [
+        (&["run", "--namespace", "a"], "--agent-namespace"),
+        (&["doctor", "--namespace=a"], "--agent-namespace"),
+        (&["release", "--namespace", "a"], "--agent-namespace"),
+        (&["config", "--namespace", "a"], "--agent-namespace"),
+        (
+            &["scene", "check", "p", "--live", "--namespace", "a"],
+            "--agent-namespace",
+        ),
+        (
+            &["scene", "labels", "p", "--namespace", "a"],
+            "--agent-namespace",
+        ),
+        (
+            &["scene", "status", "p", "--namespace", "a"],
+            "--agent-namespace",
+        ),
+        (
+            &["scene", "import", "--namespace", "a"],
+            "--agent-namespace",
+        ),
+        (
+            &["scene", "render", "p", "--namespace", "a"],
+            "--agent-namespace",
+        ),
+        (&["scene", "render", "p", "--into", "a"], "--job-namespace"),
+        (
+            &["scene", "simulate", "p", "--namespace", "a"],
+            "--agent-namespace",
+        ),
+        (&["scene", "reclaim", "--namespace", "a"], "--job-namespace"),
+        (&["scene", "reclaim", "-n", "a"], "--job-namespace"),
+        (
+            &["scene", "report", "--prometheus", "http://a", "-n", "a"],
+            "--job-namespace",
+        ),
+    ];
+    for (args, named) in cases {
+        let (code, out, error) = run(args);
+        assert_eq!((code, out.as_str()), (Some(2), ""), "{args:?}: {error}");
+        assert!(
+            error.contains(named) && error.contains("now names the namespace"),
+            "{args:?}: {error}"
+        );
+        let (_, help, _) = run(&[args[0], "--help"]);
+        assert!(!help.contains("  --namespace"), "{help}");
+    }
+    let (code, _, error) = run(&[
+        "scene",
+        "report",
+        "--prometheus",
+        "http://127.0.0.1:1",
+        "--run",
+        "name=a,namespace=b",
+    ]);
+    assert!(
+        code == Some(2) && error.contains("write job-namespace"),
         "{error}"
     );
 }

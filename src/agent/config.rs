@@ -237,9 +237,9 @@ pub struct Overrides {
     /// This node's name in the cluster [default: the host's name]
     #[arg(long, value_name = "NAME", env = "NODE_NAME")]
     pub node_name: Option<String>,
-    /// Namespace of the agent's own objects [default: pinfold]
-    #[arg(long, value_name = "NAME", env = "POD_NAMESPACE")]
-    pub namespace: Option<String>,
+    /// Namespace of the agents and of their objects [default: pinfold]
+    #[arg(long, value_name = "NAMESPACE", env = "POD_NAMESPACE")]
+    pub agent_namespace: Option<String>,
     /// Whether the agent uses the NRI (Node Resource Interface) of the container runtime. auto: on if the folder of the
     /// NRI socket exists [default: auto]
     #[arg(long, env = "PINFOLD_NRI")]
@@ -335,7 +335,7 @@ impl Config {
             api,
             kubeconfig,
             node_name,
-            namespace,
+            agent_namespace,
             nri,
             nri_socket,
             reserved,
@@ -364,7 +364,7 @@ impl Config {
         self.manifest_dir = manifest_dir.or(self.manifest_dir.take());
         let cluster = &mut self.cluster;
         set(&mut cluster.api, api);
-        set(&mut cluster.namespace, namespace.filter(has_value));
+        set(&mut cluster.namespace, agent_namespace.filter(has_value));
         cluster.kubeconfig = kubeconfig.or(cluster.kubeconfig.take());
         cluster.node_name = node_name.filter(has_value).or(cluster.node_name.take());
         set(&mut self.runtime.nri, nri);

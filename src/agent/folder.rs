@@ -9,7 +9,7 @@ use anyhow::Context;
 
 use super::event::{AgentEvent, PodKey, PodSource, PodsChange, PodsUpdate};
 use crate::host::watch::Watch;
-use crate::pod::{self, Pod};
+use crate::pod::{self, Manifests, Pod};
 use crate::text::parse_errors;
 
 #[derive(Debug)]
@@ -166,23 +166,49 @@ impl ManifestFolder {
     }
 }
 
-/// The pods in a manifest file, or in all manifests of a folder.
+/// The pods of manifests: of files, of all manifests in folders, or of the standard input (`-`). Unlike the folder of a running agent,
+/// these may have Jobs, Deployments and other objects, which stand for the pods that they create.
 ///
 /// # Errors
-/// The first unreadable file, with its name and the place of the mistake.
-pub fn read_pods(path: &Path) -> anyhow::Result<Vec<Pod>> {
-    if !path.is_dir() {
-        return read_manifest(path);
+/// A file can't be read or understood, a file or a folder is empty, or there are no pods at all.
+pub fn read_pods(paths: &[PathBuf]) -> anyhow::Result<Vec<Pod>> {
+    let mut manifests = Manifests::default();
+    for path in paths {
+        let mut count = 0;
+        if path.is_dir() {
+            let files = self::manifests(path);
+            let files = files.with_context(|| format!("can't list {}", path.display()))?;
+            for file in files {
+                count += manifests.read(&entry(&file)?, &file.display().to_string())?;
+            }
+        } else if path == Path::new("-") {
+            let text = std::io::read_to_string(std::io::stdin());
+            let text = text.context("can't read the manifest from the standard input")?;
+            count += manifests.read(&text, "the standard input")?;
+        } else {
+            count += manifests.read(&text(path)?, &path.display().to_string())?;
+        }
+        anyhow::ensure!(
+            count > 0,
+            "{} holds no pods, because it has no objects: name a file with Pods or with objects that create pods, such as Jobs, or a \
+             folder with such files (.yaml, .yml or .json)",
+            path.display()
+        );
     }
-    let files = manifests(path).with_context(|| format!("can't list {}", path.display()))?;
-    let mut pods = Vec::new();
-    for file in files {
-        pods.extend(read_entry(&file)?);
-    }
+    let pods = manifests.pods()?;
+    anyhow::ensure!(
+        !pods.is_empty(),
+        "the manifests hold no pods: their objects create none (they have 0 replicas, or are of kinds like Service)"
+    );
     Ok(pods)
 }
 
 fn read_entry(path: &Path) -> anyhow::Result<Vec<Pod>> {
+    Ok(pod::parse(&entry(path)?, &path.display().to_string())?)
+}
+
+/// The text of a file in a folder.
+fn entry(path: &Path) -> anyhow::Result<String> {
     // Reading a pipe without a writer would never end.
     let strange = fs::metadata(path).is_ok_and(|kind| !kind.is_file());
     anyhow::ensure!(
@@ -190,14 +216,13 @@ fn read_entry(path: &Path) -> anyhow::Result<Vec<Pod>> {
         "{} is not a regular file: only regular files are read as manifests",
         path.display()
     );
-    read_manifest(path)
+    text(path)
 }
 
-fn read_manifest(path: &Path) -> anyhow::Result<Vec<Pod>> {
-    let text = fs::read_to_string(path)
+fn text(path: &Path) -> anyhow::Result<String> {
+    fs::read_to_string(path)
         .map_err(parse_errors::reading)
-        .with_context(|| format!("can't read the manifest {}", path.display()))?;
-    Ok(pod::parse(&text, &path.display().to_string())?)
+        .with_context(|| format!("can't read the manifest {}", path.display()))
 }
 
 /// The manifest files in a folder, chosen by their names and sorted.

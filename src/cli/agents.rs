@@ -25,7 +25,7 @@ const MAX_NAME_CHARS: usize = 253;
 /// The program's name as a plugin of kubectl.
 const PLUGIN: &str = "kubectl-pinfold";
 
-/// Whether a command reaches the agents of a cluster, and the namespace of the agents' pods.
+/// Whether a command reaches the agents of a cluster.
 #[derive(Debug, Clone, Args)]
 pub(super) struct ClusterArgs {
     /// Ask the cluster's agents through port-forwards, with the rights of your kubeconfig; the default of kubectl pinfold
@@ -34,9 +34,6 @@ pub(super) struct ClusterArgs {
     /// Context of the kubeconfig [default: the current context]
     #[arg(long, value_name = "NAME")]
     context: Option<String>,
-    /// Namespace of the agents' pods
-    #[arg(long, value_name = "NAMESPACE", default_value = "pinfold", value_parser = object_name)]
-    agent_namespace: String,
 }
 
 /// [`ClusterArgs`] for a command without other options of the Kubernetes API.
@@ -47,6 +44,9 @@ pub(super) struct ClusterAccess {
     /// Kubeconfig for --cluster [default: KUBECONFIG, else ~/.kube/config]
     #[arg(long, value_name = "FILE")]
     kubeconfig: Option<PathBuf>,
+    /// Namespace of the agents and of their objects
+    #[arg(long, value_name = "NAMESPACE", default_value = "pinfold", value_parser = object_name)]
+    agent_namespace: String,
 }
 
 /// A cluster with agents.
@@ -112,14 +112,21 @@ impl ClusterArgs {
     /// asynchronous runtime.
     ///
     /// # Errors
-    /// The kubeconfig can't be used.
-    pub(super) async fn connect(&self, kubeconfig: Option<&Path>) -> anyhow::Result<ClusterAgents> {
+    /// The kubeconfig can't be used, or `agent_namespace` is no name.
+    pub(super) async fn connect(
+        &self,
+        kubeconfig: Option<&Path>,
+        agent_namespace: &str,
+    ) -> anyhow::Result<ClusterAgents> {
+        object_name(agent_namespace).map_err(|remedy| {
+            anyhow::anyhow!("--agent-namespace {agent_namespace:?} is no name: {remedy}")
+        })?;
         let environment = |name: &str| std::env::var(name).ok();
         let connection = connect_user(kubeconfig, self.context.as_deref(), environment).await?;
         let api = Api::new(connection.client.clone(), DEADLINE);
         Ok(ClusterAgents {
-            agents: Agents::new(api, connection.client, &self.agent_namespace),
-            agent_namespace: self.agent_namespace.clone(),
+            agents: Agents::new(api, connection.client, agent_namespace),
+            agent_namespace: agent_namespace.to_owned(),
             namespace: connection.namespace,
             server: connection.server,
         })
@@ -131,7 +138,8 @@ impl ClusterArgs {
 impl ClusterAccess {
     /// As [`ClusterArgs::connect`].
     pub(super) async fn connect(&self) -> anyhow::Result<ClusterAgents> {
-        self.args.connect(self.kubeconfig.as_deref()).await
+        let kubeconfig = self.kubeconfig.as_deref();
+        self.args.connect(kubeconfig, &self.agent_namespace).await
     }
 }
 

@@ -12,6 +12,8 @@ use super::{Line, OutputFormat};
 #[cfg(feature = "portforward")]
 use super::{agents::ClusterArgs, cluster_doctor};
 use crate::agent::AgentNode;
+#[cfg(feature = "portforward")]
+use crate::agent::config::ClusterConfig;
 use crate::agent::config::{AutoSwitch, Config, EnforcementChoice, Overrides, Runtime};
 use crate::cpu::Topology;
 use crate::host::cgroup::{CgroupError, CgroupVersion, Cgroups, join_host};
@@ -95,8 +97,11 @@ impl Doctor {
         #[cfg(feature = "portforward")]
         if self.cluster.is_wanted(false)? {
             let kubeconfig = self.overrides.kubeconfig.as_deref();
+            let usual = ClusterConfig::default().namespace;
+            let own = self.overrides.agent_namespace.as_ref();
+            let namespace = own.filter(|name| !name.is_empty()).unwrap_or(&usual);
             return super::run::runtime()?.block_on(async {
-                let cluster = self.cluster.connect(kubeconfig).await?;
+                let cluster = self.cluster.connect(kubeconfig, namespace).await?;
                 cluster_doctor::print(&cluster, self.output).await
             });
         }

@@ -31,13 +31,17 @@ const EXAMPLES: &str = if cfg!(feature = "portforward") {
   pinfold explain train/worker-0 --pods ./pods --root-dir ./machine"
 };
 
+/// How many pods an error lists.
+const MOST_NAMES: usize = 20;
+
 /// Explain a pod, without changing anything: its entitlement with the reason, its CPUs, thread counts and variables.
 #[derive(Debug, Args)]
 #[command(after_help = EXAMPLES)]
 pub(super) struct Explain {
     /// The pod, as NAME or NAMESPACE/NAME.
     pod: String,
-    /// Manifest file or folder of manifests (YAML or JSON); may be repeated [default: ask the agent of this node]
+    /// Manifest file, folder of manifests (YAML or JSON) or - for the standard input: Pods, or objects that create pods, such as
+    /// Jobs, Deployments, TFJobs and JobSets; may be repeated [default: ask the agent of this node]
     #[arg(long, value_name = "FILE")]
     pods: Vec<PathBuf>,
     /// Address of the agent [default: the address in the configuration]
@@ -206,8 +210,14 @@ fn select<T>(
         if names.is_empty() {
             format!("no pod {wanted} {location}: the list of pods is empty")
         } else {
+            let rest = names.len().saturating_sub(MOST_NAMES);
+            names.truncate(MOST_NAMES);
+            let rest = match rest {
+                0 => String::new(),
+                rest => format!(", and {rest} more"),
+            };
             format!(
-                "no pod {wanted} {location}; the pods are: {}",
+                "no pod {wanted} {location}; the pods are: {}{rest}",
                 names.join(", ")
             )
         }

@@ -32,6 +32,7 @@ mod plan;
 #[doc(hidden)]
 pub mod printed;
 mod release;
+mod renamed;
 mod rights;
 mod run;
 #[cfg(feature = "experiments")]
@@ -148,7 +149,7 @@ impl Command {
 ///
 /// A caller can parse a command line with it, without running the command.
 pub fn command() -> clap::Command {
-    taking_negative_numbers(Cli::command())
+    renamed::refuse_earlier_options(taking_negative_numbers(Cli::command()))
 }
 
 /// Lets every option take `-1`, so that an error says what to write instead of calling it an unknown option.

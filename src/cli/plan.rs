@@ -18,7 +18,7 @@ use crate::pin::Ledger;
 use crate::pin::decide::{ContainerMove, DecisionContext, DecisionInput, decide};
 use crate::pod::{
     ContainerKind, Entitlement, ObjectName, PodRole, Qos, RecognizedPod, ThreadEnvironment,
-    recognized, repeated,
+    recognized,
 };
 use crate::text::values::whole;
 
@@ -31,9 +31,11 @@ const MOST_RECONCILES: usize = 8;
   pinfold plan --pods job.yaml                       plan for this machine, with all CPUs free
   pinfold plan --pods job.yaml --root-dir ./machine  plan for a machine whose sys/ is in ./machine
   pinfold plan --pods ./pods --live --moves 2        plan for this node as it is, with two moves
-  pinfold plan --pods ps.yaml --pods ./workers -o json")]
+  pinfold plan --pods ps.yaml --pods ./workers -o json
+  kubectl get jobset a -o yaml | pinfold plan --pods -")]
 pub(super) struct PlanArgs {
-    /// Manifest file or folder of manifests (YAML or JSON); may be repeated, and the agent decides about the pods in this order.
+    /// Manifest file, folder of manifests (YAML or JSON) or - for the standard input: Pods, or objects that create pods, such as
+    /// Jobs, Deployments, TFJobs and JobSets; may be repeated, and the agent decides about the pods in this order.
     #[arg(long, value_name = "FILE", required = true)]
     pods: Vec<PathBuf>,
     #[command(flatten)]
@@ -131,22 +133,7 @@ impl MachineArgs {
         if let Some(moves) = self.moves {
             config.max_moves_per_hour = moves;
         }
-        let mut pods = Vec::new();
-        for path in manifests {
-            let found = read_pods(path)?;
-            anyhow::ensure!(
-                !found.is_empty(),
-                "{} holds no pods: name a file with Pods, or a folder with such files (.yaml, .yml or .json)",
-                path.display()
-            );
-            pods.extend(found);
-        }
-        if let Some(pod) = repeated(&pods) {
-            anyhow::bail!(
-                "two files have a pod with the name {pod}: name each file once, and give each pod of a namespace its own name"
-            );
-        }
-        let pods = recognized(pods);
+        let pods = recognized(read_pods(manifests)?);
         if self.live {
             super::rights::check(
                 &config,

@@ -11,12 +11,11 @@ use crate::text::{counted, parse_errors, units};
 
 /// The line about an entitlement. `exclusive` is the number of CPUs; `of_pod` is true for an init container.
 pub(crate) fn entitlement_line(exclusive: u32, of_pod: bool, reason: &str) -> String {
-    let what = match exclusive {
-        0 if of_pod => "the CPUs of its pod".to_owned(),
-        0 => "shared CPUs".to_owned(),
-        some => counted(some, "exclusive CPU"),
-    };
-    format!("  entitled to {what}: {reason}")
+    match exclusive {
+        0 if of_pod => format!("  entitled to the CPUs of its pod: {reason}"),
+        0 => format!("  not pinned: {reason}"),
+        some => format!("  entitled to {}: {reason}", counted(some, "exclusive CPU")),
+    }
 }
 
 /// The first line about a pod, of a running agent's status or of a plan. `pod` is its namespace and name.
@@ -238,7 +237,7 @@ mod tests {
             (
                 0,
                 false,
-                "  entitled to shared CPUs: CPU limit 500m is not a whole number",
+                "  not pinned: CPU limit 500m is not a whole number",
             ),
             (
                 0,

@@ -1,16 +1,23 @@
-//! [`parse`]: pods from YAML or JSON text.
+//! Pods from YAML or JSON text: [`parse`] reads Pods, and [`Manifests`] also makes the pods of Jobs, Deployments and other objects.
 //!
-//! Each document is read twice: first for the kind, so that an error about a Deployment names the
-//! Deployment, and then for the pods. As in Kubernetes, YAML numbers and booleans are not strings:
+//! Each document is read twice: first for the kind, so that an error about an unknown kind names
+//! the kind, and then for the pods. As in Kubernetes, YAML numbers and booleans are not strings:
 //! a label `CASE: 2` is an error, which advises quotes.
+
+mod expand;
+mod object;
+mod workload;
 
 use std::collections::HashSet;
 
 use serde::Deserialize;
 
-use super::object::{ObjectMeta, PodObject, PodSpec, PodStatus};
+use super::object::PodObject;
 use super::{Pod, PodError};
 use crate::text::document::{self, Mistake};
+pub use expand::{MOST_PODS, Manifests};
+use object::ManifestObject;
+use workload::ObjectKind;
 
 /// The longest accepted text, in bytes. A list of all pods of a full node is far smaller.
 const MAX_TEXT: usize = 64 << 20;
@@ -39,9 +46,7 @@ pub enum ManifestError {
         source: SyntaxError,
     },
     /// A document without `kind`.
-    #[error(
-        "{origin}: document {document} has no kind: only Pods and Lists of Pods are read, write `kind: Pod`"
-    )]
+    #[error("{origin}: document {document} has no kind: write the object's kind, like `kind: Pod`")]
     NoKind {
         /// The source of the text.
         origin: String,
@@ -50,7 +55,7 @@ pub enum ManifestError {
     },
     /// A document or an item of a list with an unsupported kind.
     #[error(
-        "{origin}: document {document}{} is a {kind} ({api_version}): only Pods and Lists of Pods (v1) are read",
+        "{origin}: document {document}{} is a {kind} ({api_version}): {known}",
         of_item(*item)
     )]
     Kind {
@@ -63,15 +68,36 @@ pub enum ManifestError {
         kind: String,
         /// The API version, or `no apiVersion`.
         api_version: String,
+        /// What the reader knows.
+        known: &'static str,
     },
+    /// Two objects of a kind with the same name.
     #[error(
-        "{origin}: two pods have the name {pod}: give each pod of a namespace its own name, or remove one of them"
+        "{origin}: a second {kind} has the name {name}; the first is in {first}: name each file once, and give each {kind} of a \
+         namespace its own name"
     )]
     Repeated {
+        /// The source of the second object.
+        origin: String,
+        kind: String,
+        /// The namespace and the name.
+        name: String,
+        /// The source of the first object.
+        first: String,
+    },
+    /// An object whose pods are unknown.
+    #[error("{origin}: document {document}{}, {object}: {problem}", of_item(*item))]
+    Workload {
         /// The source of the text.
         origin: String,
-        /// The namespace and the name.
-        pod: String,
+        /// The document's number.
+        document: usize,
+        /// The item's index in a list.
+        item: Option<usize>,
+        /// The kind and the name.
+        object: String,
+        /// The field, the mistake and the remedy.
+        problem: String,
     },
     #[error("{origin}: document {document}{}, {pod}, is not valid", of_item(*item))]
     Pod {
@@ -108,6 +134,50 @@ fn of_item(item: Option<usize>) -> String {
 /// the text in errors. The first error fails the whole text, since half of a file would be
 /// surprising.
 pub fn parse(text: &str, source: &str) -> Result<Vec<Pod>, ManifestError> {
+    let known = KnownKinds {
+        contain: |kind| kind == ObjectKind::Pod,
+        description: "only Pods and Lists of Pods (v1) are read",
+    };
+    let objects = objects(text, source, &known)?;
+    let pods = objects.into_iter().map(FoundObject::into_pod);
+    let pods = pods.collect::<Result<Vec<_>, _>>()?;
+    match repeated(&pods) {
+        Some(pod) => Err(ManifestError::Repeated {
+            origin: source.to_owned(),
+            kind: "Pod".to_owned(),
+            name: pod.to_string(),
+            first: source.to_owned(),
+        }),
+        None => Ok(pods),
+    }
+}
+
+/// The kinds that a reader takes.
+struct KnownKinds {
+    contain: fn(ObjectKind) -> bool,
+    /// For an error about any other kind.
+    description: &'static str,
+}
+
+/// An object of a text, and its place.
+#[derive(Debug)]
+struct FoundObject {
+    origin: String,
+    /// The document's number, from 1.
+    document: usize,
+    /// The index in a list.
+    item: Option<usize>,
+    kind: String,
+    api_version: Option<String>,
+    object: ManifestObject,
+}
+
+/// The objects of a text, those in lists one by one.
+fn objects(
+    text: &str,
+    source: &str,
+    known: &KnownKinds,
+) -> Result<Vec<FoundObject>, ManifestError> {
     let origin = || source.to_owned();
     if text.len() > MAX_TEXT {
         return Err(ManifestError::TooLong {
@@ -123,26 +193,49 @@ pub fn parse(text: &str, source: &str) -> Result<Vec<Pod>, ManifestError> {
     };
     let (heads, form) = document::read::<DocumentHead>(text, MAX_TEXT).map_err(syntax)?;
     for (head, document) in heads.iter().zip(1..) {
-        head.check(source, document)?;
+        head.check((source, document), known)?;
     }
-    let mut pods = Vec::new();
-    let documents = document::read_as::<ManifestDocument>(text, form, MAX_TEXT).map_err(syntax)?;
-    for (document, number) in documents.into_iter().zip(1..) {
-        document.pods(source, number, &mut pods)?;
+    let documents = document::read_as::<ManifestObject>(text, form, MAX_TEXT).map_err(syntax)?;
+    let mut found = Vec::new();
+    for (mut object, document) in documents.into_iter().zip(1..) {
+        let kind = object.kind.take().unwrap_or_default();
+        let api_version = object.api_version.take();
+        let mut add = |item, kind, api_version, object| {
+            found.push(FoundObject {
+                origin: origin(),
+                document,
+                item,
+                kind,
+                api_version,
+                object,
+            });
+        };
+        let Some(of_items) = kind_of_items(&kind) else {
+            add(None, kind, api_version, object);
+            continue;
+        };
+        for (mut item, index) in object.items.into_iter().flatten().zip(0..) {
+            let version = item.api_version.take();
+            let (kind, version) = match item.kind.take() {
+                Some(kind) => (kind, version),
+                None => (of_items.to_owned(), version.or_else(|| api_version.clone())),
+            };
+            add(Some(index), kind, version, item);
+        }
     }
-    match repeated(&pods) {
-        Some(pod) => Err(ManifestError::Repeated {
-            origin: origin(),
-            pod: pod.to_string(),
-        }),
-        None => Ok(pods),
-    }
+    Ok(found)
+}
+
+/// The kind of a list's items, which they need not repeat; none if the kind is no list's.
+fn kind_of_items(kind: &str) -> Option<&str> {
+    kind.strip_suffix("List")
+        .map(|kind| if kind.is_empty() { "Pod" } else { kind })
 }
 
 /// The first pod with the namespace and the name of an earlier one.
 ///
 /// A name that ends in `-` is a `generateName`, from which each pod gets a name of its own.
-pub fn repeated(pods: &[Pod]) -> Option<&Pod> {
+fn repeated(pods: &[Pod]) -> Option<&Pod> {
     let mut names = HashSet::new();
     let mut named = pods.iter().filter(|pod| !pod.name.ends_with('-'));
     named.find(|pod| !names.insert((&pod.namespace, &pod.name)))
@@ -165,101 +258,77 @@ struct ListItemHead {
     kind: Option<String>,
 }
 
-/// A Pod or a list of Pods. Both have `kind` and `metadata`, and a list's `metadata` is unused.
-#[derive(Deserialize)]
-#[serde(expecting = "a Kubernetes object")]
-struct ManifestDocument {
-    kind: Option<String>,
-    metadata: Option<ObjectMeta>,
-    spec: Option<PodSpec>,
-    status: Option<PodStatus>,
-    items: Option<Vec<PodObject>>,
-}
-
 // === impl DocumentHead ===
 
 impl DocumentHead {
-    fn check(&self, origin: &str, document: usize) -> Result<(), ManifestError> {
-        let refuse = |item, kind: &str, version: &Option<String>| ManifestError::Kind {
+    fn check(
+        &self,
+        (origin, document): (&str, usize),
+        known: &KnownKinds,
+    ) -> Result<(), ManifestError> {
+        let is_known =
+            |kind: &str, version| ObjectKind::of(kind, version).is_some_and(known.contain);
+        let refuse = |item, kind: &str, version: Option<&str>| ManifestError::Kind {
             origin: origin.to_owned(),
             document,
             item,
             kind: kind.to_owned(),
-            api_version: version
-                .clone()
-                .unwrap_or_else(|| "no apiVersion".to_owned()),
+            api_version: version.unwrap_or("no apiVersion").to_owned(),
+            known: known.description,
         };
-        let v1 =
-            |version: &Option<String>| version.as_deref().is_none_or(|version| version == "v1");
-        match self.kind.as_deref() {
-            None | Some("") => Err(ManifestError::NoKind {
-                origin: origin.to_owned(),
-                document,
-            }),
-            Some("Pod") if v1(&self.api_version) => Ok(()),
-            Some("List" | "PodList") if v1(&self.api_version) => {
-                let unsupported = self
-                    .items
-                    .iter()
-                    .flatten()
-                    .zip(0..)
-                    .find_map(|(item, index)| {
-                        let kind = item.kind.as_deref().unwrap_or("Pod");
-                        (kind != "Pod" || !v1(&item.api_version)).then_some((
-                            index,
-                            kind,
-                            &item.api_version,
-                        ))
-                    });
-                unsupported.map_or(Ok(()), |(index, kind, version)| {
-                    Err(refuse(Some(index), kind, version))
-                })
-            }
-            Some(kind) => Err(refuse(None, kind, &self.api_version)),
+        let kind = self.kind.as_deref().filter(|kind| !kind.is_empty());
+        let kind = kind.ok_or_else(|| ManifestError::NoKind {
+            origin: origin.to_owned(),
+            document,
+        })?;
+        let version = self.api_version.as_deref();
+        let of_items = kind_of_items(kind);
+        if !is_known(of_items.unwrap_or(kind), version) {
+            return Err(refuse(None, kind, version));
         }
-    }
-}
-
-// === impl ManifestDocument ===
-
-impl ManifestDocument {
-    fn pods(self, origin: &str, document: usize, into: &mut Vec<Pod>) -> Result<(), ManifestError> {
-        let single = self.kind.as_deref() == Some("Pod");
-        let pods = if single {
-            let Self {
-                metadata,
-                spec,
-                status,
-                ..
-            } = self;
-            vec![PodObject {
-                metadata,
-                spec,
-                status,
-            }]
-        } else {
-            self.items.unwrap_or_default()
-        };
-        for (pod, index) in pods.into_iter().zip(0..) {
-            let name = display_name(pod.metadata.as_ref());
-            let read = check_restart_policies(&pod).and_then(|()| Pod::from_k8s(pod));
-            let read = read.and_then(|pod| {
-                if pod.containers.is_empty() {
-                    Err(PodError::NoContainers)
-                } else {
-                    Ok(pod)
-                }
-            });
-            into.push(read.map_err(|source| ManifestError::Pod {
-                origin: origin.to_owned(),
-                document,
-                item: (!single).then_some(index),
-                pod: name,
-                source: Box::new(source),
-            })?);
+        let items = self.items.iter().flatten().zip(0..);
+        for (item, index) in items.filter(|_| of_items.is_some()) {
+            let own = item.api_version.as_deref();
+            let (kind, version) = match item.kind.as_deref() {
+                Some(kind) => (kind, own),
+                None => (of_items.unwrap_or_default(), own.or(version)),
+            };
+            if !is_known(kind, version) {
+                return Err(refuse(Some(index), kind, version));
+            }
         }
         Ok(())
     }
+}
+
+// === impl FoundObject ===
+
+impl FoundObject {
+    /// The object, a Pod, as the rules need it.
+    fn into_pod(self) -> Result<Pod, ManifestError> {
+        let name = match self.object.name() {
+            Some(name) => format!("pod {name}"),
+            None => "a pod without a name".to_owned(),
+        };
+        let pod = read_pod(self.object.into_pod());
+        pod.map_err(|source| ManifestError::Pod {
+            origin: self.origin,
+            document: self.document,
+            item: self.item,
+            pod: name,
+            source: Box::new(source),
+        })
+    }
+}
+
+/// A pod as its author wrote it, which the API server has not checked yet.
+fn read_pod(pod: PodObject) -> Result<Pod, PodError> {
+    check_restart_policies(&pod)?;
+    let pod = Pod::from_k8s(pod)?;
+    if pod.containers.is_empty() {
+        return Err(PodError::NoContainers);
+    }
+    Ok(pod)
 }
 
 /// Whether the API server would accept the restart policies. An object of the API server is not
@@ -281,15 +350,6 @@ fn check_restart_policies(pod: &PodObject) -> Result<(), PodError> {
         }
     }
     Ok(())
-}
-
-fn display_name(metadata: Option<&ObjectMeta>) -> String {
-    let name =
-        metadata.and_then(|metadata| metadata.name.as_ref().or(metadata.generate_name.as_ref()));
-    name.map_or_else(
-        || "a pod without a name".to_owned(),
-        |name| format!("pod {name}"),
-    )
 }
 
 #[cfg(test)]

@@ -6,8 +6,8 @@
 //!
 //! The steps, in the order of their dependence:
 //!
-//! 1. [`parse`] reads manifests, and [`Pod::from_k8s`] takes an API object. Both give the same
-//!    [`Pod`], with the API server's form of quantities ([`quantity`]) and with requests defaulted
+//! 1. [`parse`] reads manifests of pods, [`Manifests`] also makes the pods of Jobs, Deployments and the
+//!    like, and [`Pod::from_k8s`] takes an API object. All give the same [`Pod`], with the API server's form of quantities ([`quantity`]) and with requests defaulted
 //!    from limits.
 //! 2. [`qos`] computes the QoS class, as the API server does. A reported class is ignored, because
 //!    a manifest in a directory has no status, and a decision must not depend on the source of the
@@ -59,7 +59,7 @@ pub use entitlement::{
 };
 pub use from_k8s::PodError;
 pub use keys::{ContainerKey, ObjectName};
-pub use manifest::{ManifestError, SyntaxError, parse, repeated};
+pub use manifest::{MOST_PODS, ManifestError, Manifests, SyntaxError, parse};
 pub use object::PodObject;
 pub use processes::{Processes, processes};
 pub use qos::{guaranteed_obstacle, qos};

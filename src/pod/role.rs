@@ -142,15 +142,15 @@ pub fn recognise(pod: &Pod) -> Recognition {
 
 // === labels ===
 
-const KUBEFLOW_TYPE: &str = "training.kubeflow.org/replica-type";
-const KUBEFLOW_INDEX: &str = "training.kubeflow.org/replica-index";
-const KUBEFLOW_JOB: &str = "training.kubeflow.org/job-name";
+pub(super) const KUBEFLOW_TYPE: &str = "training.kubeflow.org/replica-type";
+pub(super) const KUBEFLOW_INDEX: &str = "training.kubeflow.org/replica-index";
+pub(super) const KUBEFLOW_JOB: &str = "training.kubeflow.org/job-name";
 const KUBEFLOW_ROLE: &str = "training.kubeflow.org/job-role";
-const COMPLETION_INDEX: &str = "batch.kubernetes.io/job-completion-index";
-const JOBSET_NAME: &str = "jobset.sigs.k8s.io/jobset-name";
-const JOBSET_JOB: &str = "jobset.sigs.k8s.io/replicatedjob-name";
-const JOBSET_INDEX: &str = "jobset.sigs.k8s.io/job-index";
-const VOLCANO_TASK: &str = "volcano.sh/task-spec";
+pub(super) const COMPLETION_INDEX: &str = "batch.kubernetes.io/job-completion-index";
+pub(super) const JOBSET_NAME: &str = "jobset.sigs.k8s.io/jobset-name";
+pub(super) const JOBSET_JOB: &str = "jobset.sigs.k8s.io/replicatedjob-name";
+pub(super) const JOBSET_INDEX: &str = "jobset.sigs.k8s.io/job-index";
+pub(super) const VOLCANO_TASK: &str = "volcano.sh/task-spec";
 const LWS_INDEX: &str = "leaderworkerset.sigs.k8s.io/worker-index";
 
 /// The label with the name of the operator that made the pod.

@@ -52,7 +52,8 @@ pub struct ThreadFacts<'a> {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum ThreadFinding {
-    /// The environment explains the threads.
+    /// The environment explains the threads. Without the computed variables: the container has no more than it would have with
+    /// them.
     AsExpected,
     /// The container has more threads than the environment explains.
     #[serde(rename = "more_than_expected")]
@@ -269,7 +270,14 @@ fn compare(
         Software::Unknown => HELPERS,
     };
     let most = expected.saturating_add(helpers.saturating_add(1).saturating_mul(processes));
+    let in_place = facts
+        .environment
+        .map(|there| is_in_place(environment, there));
     if facts.threads <= most {
+        if in_place == Some(false) {
+            // The expected number is of pools that the program does not have.
+            return (ThreadFinding::AsExpected, NOT_SET);
+        }
         // Threads that existed and have ended count, because then the expected number was right.
         let few = facts.most.max(facts.threads) < expected;
         return if few {
@@ -279,9 +287,6 @@ fn compare(
         };
     }
     let inter_op = most.saturating_add(facts.online.saturating_mul(processes));
-    let in_place = facts
-        .environment
-        .map(|there| is_in_place(environment, there));
     let cause = match environment.software {
         _ if in_place == Some(false) => NOT_SET,
         Software::Tensorflow {
@@ -413,6 +418,15 @@ mod tests {
             environment: Some(&none),
             ..facts(&plain, 8)
         };
+        for threads in [1, 8] {
+            let few = ThreadFacts {
+                threads,
+                most: threads,
+                ..bare.clone()
+            };
+            let finding = (ThreadFinding::AsExpected, NOT_SET);
+            assert_eq!(found(&plain, &few), finding, "{threads}");
+        }
         let sentence = verdict(&plain, &bare).unwrap().sentence;
         assert!(
             sentence.contains("8 threads; with the computed variables, its pools would have 8;"),

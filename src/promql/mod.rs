@@ -66,7 +66,7 @@ pub enum PrometheusError {
     },
     /// An answer that is too long.
     #[error(
-        "the answer of {url} has more than {} MiB: limit the report with --job, --namespace, --case or a shorter time (query: \
+        "the answer of {url} has more than {} MiB: limit the report with --job, --job-namespace, --case or a shorter time (query: \
          {query})",
         LONGEST_ANSWER >> 20
     )]

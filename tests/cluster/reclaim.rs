@@ -1256,7 +1256,7 @@ async fn the_program_reports_its_decisions() {
     );
     assert_eq!(cluster.deletes(), 0);
     assert!(
-        run(&["--namespace", "elsewhere"])
+        run(&["--job-namespace", "elsewhere"])
             .await
             .1
             .starts_with("no job")

@@ -525,6 +525,39 @@ fn the_agent_knows_the_pods_and_pins_them() {
     }
 }
 
+/// What the command prints can be given to `pinfold plan` and `pinfold explain`.
+#[test]
+fn every_format_is_read_back_as_the_same_pods() {
+    let mut job = full();
+    job.pin = Some(true);
+    job.roles.entry("worker".to_owned()).or_default().limits =
+        BTreeMap::from([("cpu".to_owned(), pinfold::scene::Amount("3".to_owned()))]);
+    for (scene, case, _, workers, _, servers) in CASES {
+        for format in FORMATS {
+            let rendered = rendered(&job, scene, case, format);
+            let list = json!({"apiVersion": "v1", "kind": "List", "items": rendered.objects});
+            let mut manifests = pod::Manifests::default();
+            let count = manifests.read(&list.to_string(), "list").unwrap();
+            assert_eq!(count, rendered.objects.len());
+            let pods: Vec<_> = manifests.pods().unwrap();
+            let pods = pod::recognized(pods);
+            let of = |role: PodRole| {
+                let known = pods.iter().filter(|pod| pod.recognition().role == role);
+                let indices: BTreeSet<_> = known.map(|pod| pod.recognition().index).collect();
+                indices.len()
+            };
+            let found = (of(PodRole::Worker), of(PodRole::Ps), pods.len());
+            let (workers, servers) = (workers as usize, servers as usize);
+            assert_eq!(found, (workers, servers, workers + servers), "{format:?}");
+            for pod in pods.iter() {
+                let granted = pod::entitlement(pod, &pod.containers[0], &Policy::default());
+                assert!(granted.cpus() > 0, "{format:?} {pod:?}");
+                assert_eq!(pod.namespace, "train");
+            }
+        }
+    }
+}
+
 #[test]
 fn objects_carry_the_labels_of_reclaim() {
     let rendered = rendered(&full(), "2", "2", WorkloadFormat::Native);

@@ -34,7 +34,7 @@ pub(in crate::agent) fn check(namespace: &str, node: Option<&str>) -> anyhow::Re
             && namespace
                 .chars()
                 .all(|letter| plain(letter) || letter == '-'),
-        "the namespace {namespace:?} (--namespace, POD_NAMESPACE or cluster.namespace) is invalid: use lower-case letters, digits \
+        "the namespace {namespace:?} (--agent-namespace, POD_NAMESPACE or cluster.namespace) is invalid: use lower-case letters, digits \
          and '-', begin and end with a letter or digit, at most {LONGEST_NAMESPACE} characters"
     );
     if node.is_some() {
@@ -59,7 +59,7 @@ mod tests {
         check("kube-system", Some("node-1.example.io")).unwrap();
         for invalid in ["", "-a", "a-", "a.b", "A", &"a".repeat(64)] {
             let error = check(invalid, None).unwrap_err().to_string();
-            assert!(error.contains("--namespace"), "{invalid}");
+            assert!(error.contains("--agent-namespace"), "{invalid}");
         }
         let error = check("a", Some("Node")).unwrap_err().to_string();
         assert!(error.contains("--node-name"));

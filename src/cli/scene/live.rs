@@ -26,9 +26,9 @@ pub(super) struct LiveArgs {
     /// Kubeconfig of the cluster [default: KUBECONFIG, ~/.kube/config, or the pod's service account]
     #[arg(long, value_name = "FILE", requires = "live")]
     kubeconfig: Option<PathBuf>,
-    /// Namespace of the agents and of their claims [default: pinfold]
+    /// Namespace of the agents and of their objects [default: pinfold]
     #[arg(long, value_name = "NAMESPACE", requires = "live")]
-    namespace: Option<String>,
+    agent_namespace: Option<String>,
 }
 
 /// What remains of plans in a cluster without a plan.
@@ -85,8 +85,8 @@ impl LiveArgs {
 
     /// All claims. The owner in the settings does not matter for a list.
     async fn claims(&self, api: Api) -> Result<BTreeMap<String, Holder>, Failure> {
-        let own_namespace = config::ClusterConfig::default().namespace;
-        let namespace = self.namespace.as_ref().unwrap_or(&own_namespace);
+        let usual = config::ClusterConfig::default().namespace;
+        let namespace = self.agent_namespace.as_ref().unwrap_or(&usual);
         let nobody = ClaimOwner {
             node: String::new(),
             uid: String::new(),

@@ -49,13 +49,13 @@ const DEADLINE: Duration = Duration::from_secs(30);
   pinfold scene reclaim --watch --after 30s           run until a signal
   pinfold scene reclaim --watch --plan-status --listen 0.0.0.0:9471
                                                       as in deploy/components/reclaim
-  pinfold scene reclaim --namespace train -o json
+  pinfold scene reclaim --job-namespace train -o json
 
 Exit codes: 0 done, 2 no answer from the API server, or an object could not be deleted.")]
 pub(super) struct ReclaimArgs {
     /// Only jobs of this namespace.
-    #[arg(short, long, value_name = "NAMESPACE")]
-    namespace: Option<String>,
+    #[arg(long, value_name = "NAMESPACE")]
+    job_namespace: Option<String>,
     /// Wait after the end of a job, at most 24h; a job's annotation pinfold.io/reclaim-after overrules it.
     #[arg(long, value_name = "DURATION", default_value = "30s", value_parser = text::duration::read_seconds)]
     after: u32,
@@ -101,7 +101,7 @@ impl ReclaimArgs {
             let api = Api::new(way.client.clone(), DEADLINE);
             let reclaimer = Reclaimer::new(
                 api.clone(),
-                self.namespace.clone(),
+                self.job_namespace.clone(),
                 self.after,
                 self.dry_run,
             );

@@ -37,9 +37,9 @@ pub(super) struct RenderArgs {
     /// The job's name.
     #[arg(long, value_name = "NAME")]
     name: Option<String>,
-    /// The namespace of the objects.
+    /// The namespace of the job's objects.
     #[arg(long, value_name = "NAMESPACE")]
-    into: Option<String>,
+    job_namespace: Option<String>,
     /// The image of all containers.
     #[arg(long, value_name = "IMAGE")]
     image: Option<String>,
@@ -115,7 +115,7 @@ impl RenderArgs {
             .unwrap_or_default();
         let given = [
             (&mut job.name, self.name),
-            (&mut job.namespace, self.into),
+            (&mut job.namespace, self.job_namespace),
             (&mut job.image, self.image),
             (&mut job.script, self.script),
         ];

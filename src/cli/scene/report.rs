@@ -55,7 +55,7 @@ pub(super) struct ReportArgs {
     timeout: Duration,
     #[command(flatten)]
     of: ReportScope,
-    /// A run: name=NAME, and any of from, to, last, job, namespace, scene and case, which overrule the options; may be repeated.
+    /// A run: name=NAME, and any of from, to, last, job, job-namespace, scene and case, which overrule the options; may be repeated.
     #[arg(long, value_name = "KEY=VALUE,…")]
     run: Vec<String>,
     /// The case or the run that other runs are compared with [default: in each scene, the run with the fewest workers]
@@ -79,8 +79,8 @@ struct ReportScope {
     #[arg(long, value_name = "JOB")]
     job: Option<String>,
     /// Only jobs of this namespace.
-    #[arg(short, long, value_name = "NAMESPACE")]
-    namespace: Option<String>,
+    #[arg(long, value_name = "NAMESPACE")]
+    job_namespace: Option<String>,
     /// Only this scene.
     #[arg(long, value_name = "SCENE")]
     scene: Option<String>,
@@ -239,7 +239,7 @@ impl ReportScope {
     fn name(&self) -> String {
         self.job
             .clone()
-            .or_else(|| self.namespace.clone())
+            .or_else(|| self.job_namespace.clone())
             .unwrap_or_else(|| "all".to_owned())
     }
 
@@ -274,7 +274,7 @@ impl ReportScope {
             );
         }
         let Self {
-            namespace,
+            job_namespace: namespace,
             job,
             scene,
             case,
@@ -299,7 +299,7 @@ impl ReportScope {
         for part in run.split(',') {
             let (key, value) = part.split_once('=').with_context(|| {
                 format!(
-                    "{part:?} is not KEY=VALUE: the keys are name, from, to, last, job, namespace, scene and case"
+                    "{part:?} is not KEY=VALUE: the keys are name, from, to, last, job, job-namespace, scene and case"
                 )
             })?;
             let key = key.trim();
@@ -311,11 +311,12 @@ impl ReportScope {
                 "to" => &mut of.to,
                 "last" => &mut of.last,
                 "job" => &mut of.job,
-                "namespace" => &mut of.namespace,
+                "job-namespace" => &mut of.job_namespace,
+                "namespace" => bail!("the key namespace has a new name: write job-namespace"),
                 "scene" => &mut of.scene,
                 "case" => &mut of.case,
                 other => bail!(
-                    "the key {other} is unknown: the keys are name, from, to, last, job, namespace, scene and case"
+                    "the key {other} is unknown: the keys are name, from, to, last, job, job-namespace, scene and case"
                 ),
             };
             *into = Some(value.to_owned());

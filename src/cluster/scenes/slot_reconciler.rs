@@ -497,7 +497,7 @@ fn advice(failure: &Failure) -> &'static str {
         ErrorKind::Forbidden => ": does the agent have the rights that deploy/ gives it?",
         ErrorKind::Unauthorized => ": check the agent's token",
         ErrorKind::NotFound => {
-            ": create the namespace of the claims, or set a different namespace (--namespace)"
+            ": create the namespace of the claims, or set a different namespace (--agent-namespace)"
         }
         ErrorKind::Refused => {
             ": do the policies list the label keys of the plans (labelKeys of the chart, ours in node-policy.yaml), \

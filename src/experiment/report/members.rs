@@ -75,7 +75,7 @@ pub enum NoMembers {
         job: String,
     },
     /// Several jobs.
-    #[error("several jobs ran, {}: choose one with --job and --namespace, or choose a shorter time range", .0.join(", "))]
+    #[error("several jobs ran, {}: choose one with --job and --job-namespace, or choose a shorter time range", .0.join(", "))]
     Several(Vec<String>),
 }
 

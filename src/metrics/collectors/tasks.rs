@@ -179,6 +179,8 @@ fn judge(
         return None;
     }
     let sample = record.sample.as_ref();
+    // Of an environment that can't be read, only the variables are known that Pinfold has added.
+    let added = added_variables(state);
     let facts = ThreadFacts {
         threads: record.threads,
         most: record.most,
@@ -186,7 +188,19 @@ fn judge(
         runnable: record.runnable,
         cpus: state.effective.as_ref().map_or(0, CpuSet::len),
         online: snapshot.online.len(),
-        environment: sample.and_then(|sample| sample.variables.as_ref()),
+        environment: sample
+            .and_then(|sample| sample.variables.as_ref())
+            .or(Some(&added)),
     };
     verdict(&state.threads, &facts)
+}
+
+/// The computed variables that the container runtime added to the container's environment.
+fn added_variables(state: &ContainerState) -> BTreeMap<String, String> {
+    let computed = &state.threads.variables;
+    let names = state.injected.iter().flatten();
+    let added = names.filter_map(|name| computed.get_key_value(name));
+    added
+        .map(|(name, value)| (name.clone(), value.clone()))
+        .collect()
 }

@@ -85,13 +85,14 @@ fn two_pods_of_one_name_are_an_error() {
     let twice = both(POD, &pod("name: a,", "team"));
     assert_eq!(
         refused(&twice),
-        "pods.yaml: two pods have the name team/a: give each pod of a namespace its own name, or remove one of them"
+        "pods.yaml: a second Pod has the name team/a; the first is in pods.yaml: name each file once, and give each Pod of a \
+         namespace its own name"
     );
     let list = "{\"kind\": \"List\", \"apiVersion\": \"v1\", \"items\": [ITEM, ITEM]}".replace(
         "ITEM",
         "{\"metadata\": {\"name\": \"x\"}, \"spec\": {\"containers\": [{\"name\": \"c\"}]}}",
     );
-    assert!(refused(&list).contains("two pods have the name default/x"));
+    assert!(refused(&list).contains("a second Pod has the name default/x"));
     for several in [
         both(POD, &pod("name: b,", "team")),
         both(POD, &pod("name: a,", "other")),

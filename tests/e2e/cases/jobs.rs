@@ -61,9 +61,16 @@ async fn start(site: &Site<'_>) -> Result<()> {
     std::fs::write(&plan_file, plan.to_string())?;
     std::fs::write(&job_file, job.to_string())?;
     let mut arguments = vec!["scene", "render", &*plan_file, "--job", &*job_file];
-    arguments.extend(["--scene", SCENE, "--case", "1", "--into", &*site.namespace]);
+    arguments.extend([
+        "--scene",
+        SCENE,
+        "--case",
+        "1",
+        "--job-namespace",
+        &*site.namespace,
+    ]);
     arguments.extend(["-o", "json", "--live"]);
-    arguments.extend(["--namespace", &*site.cluster.settings.namespace]);
+    arguments.extend(["--agent-namespace", &*site.cluster.settings.namespace]);
     let list: Value = serde_json::from_str(&pinfold(site, &arguments).await?)?;
     let objects = list["items"].as_array();
     for object in objects.context("pinfold scene render has printed no List")? {
@@ -132,7 +139,7 @@ pub(super) async fn reclaim(site: &Site<'_>) -> Result<Verdict> {
         return Ok(skipped);
     }
     start(site).await?;
-    let round = ["scene", "reclaim", "--namespace", &*site.namespace];
+    let round = ["scene", "reclaim", "--job-namespace", &*site.namespace];
     pinfold(site, &round).await?;
     let servers = site.list("apps/v1", "Deployment").await?.len();
     let running = site.list("batch/v1", "Job").await?;
