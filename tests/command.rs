@@ -352,7 +352,7 @@ fn mistakes_are_named() {
         ),
         (
             &["plan", "--pods", &no_utf8, "--root-dir", root],
-            &["x.yaml"],
+            &["x.yaml", "save it as UTF-8"],
         ),
         (
             &[
@@ -1271,7 +1271,7 @@ fn a_numa_node_that_the_machine_lacks_is_an_error() {
 fn files_without_pods_and_names_that_repeat_are_errors() {
     let (_folder, empty) = file("empty.yaml", "# nothing\n---\n");
     let folder = TempDir::new().unwrap();
-    for path in [&*empty, text(folder.path()), "/dev/null"] {
+    for path in [&*empty, text(folder.path()), "/dev/null", "-"] {
         for args in [
             &["plan", "--pods", path][..],
             &["explain", "w", "--pods", path],

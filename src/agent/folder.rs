@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::fs;
+use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -182,17 +183,20 @@ pub fn read_pods(paths: &[PathBuf]) -> anyhow::Result<Vec<Pod>> {
                 count += manifests.read(&entry(&file)?, &file.display().to_string())?;
             }
         } else if path == Path::new("-") {
-            let text = std::io::read_to_string(std::io::stdin());
-            let text = text.context("can't read the manifest from the standard input")?;
-            count += manifests.read(&text, "the standard input")?;
+            let text = io::read_to_string(io::stdin());
+            let text = text.map_err(|error| unread("on the standard input", error))?;
+            count += manifests.read(&text, STDIN)?;
         } else {
             count += manifests.read(&text(path)?, &path.display().to_string())?;
         }
+        let name = match path.to_str() {
+            Some("-") => STDIN.into(),
+            _ => path.to_string_lossy(),
+        };
         anyhow::ensure!(
             count > 0,
-            "{} holds no pods, because it has no objects: name a file with Pods or with objects that create pods, such as Jobs, or a \
-             folder with such files (.yaml, .yml or .json)",
-            path.display()
+            "{name} holds no pods, because it has no objects: name a file with Pods or with objects that create pods, such as Jobs, or a \
+             folder with such files (.yaml, .yml or .json)"
         );
     }
     let pods = manifests.pods()?;
@@ -220,13 +224,23 @@ fn entry(path: &Path) -> anyhow::Result<String> {
 }
 
 fn text(path: &Path) -> anyhow::Result<String> {
-    fs::read_to_string(path)
-        .map_err(parse_errors::reading)
-        .with_context(|| format!("can't read the manifest {}", path.display()))
+    fs::read_to_string(path).map_err(|error| unread(&path.display().to_string(), error))
+}
+
+/// The name of the standard input in errors.
+const STDIN: &str = "the standard input";
+
+fn unread(origin: &str, error: io::Error) -> anyhow::Error {
+    // Windows PowerShell writes UTF-16.
+    let remedy = match error.kind() {
+        io::ErrorKind::InvalidData => " (save it as UTF-8)",
+        _ => "",
+    };
+    anyhow::Error::new(parse_errors::reading(error)).context(format!("can't read the manifest {origin}{remedy}"))
 }
 
 /// The manifest files in a folder, chosen by their names and sorted.
-fn manifests(folder: &Path) -> std::io::Result<Vec<PathBuf>> {
+fn manifests(folder: &Path) -> io::Result<Vec<PathBuf>> {
     let mut found = Vec::new();
     for entry in fs::read_dir(folder)? {
         let path = entry?.path();

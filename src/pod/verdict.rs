@@ -418,15 +418,6 @@ mod tests {
             environment: Some(&none),
             ..facts(&plain, 8)
         };
-        for threads in [1, 8] {
-            let few = ThreadFacts {
-                threads,
-                most: threads,
-                ..bare.clone()
-            };
-            let finding = (ThreadFinding::AsExpected, NOT_SET);
-            assert_eq!(found(&plain, &few), finding, "{threads}");
-        }
         let sentence = verdict(&plain, &bare).unwrap().sentence;
         assert!(
             sentence.contains("8 threads; with the computed variables, its pools would have 8;"),
@@ -463,6 +454,20 @@ mod tests {
             ..facts(&plain, 28)
         };
         assert_eq!(found(&plain, &four), (ThreadFinding::AsExpected, ENOUGH));
+    }
+
+    #[test]
+    fn pools_without_their_variables_are_not_expected() {
+        let plain = environment("web", 4, &[]);
+        let none = BTreeMap::new();
+        for threads in [1, 8] {
+            let bare = ThreadFacts {
+                environment: Some(&none),
+                ..facts(&plain, threads)
+            };
+            let finding = (ThreadFinding::AsExpected, NOT_SET);
+            assert_eq!(found(&plain, &bare), finding, "{threads}");
+        }
     }
 
     #[test]

@@ -5,8 +5,8 @@
 
 use std::collections::BTreeMap;
 
-use serde::Deserialize;
-use serde::de::IgnoredAny;
+use serde::de::{Error, IgnoredAny};
+use serde::{Deserialize, Deserializer};
 
 use crate::pod::object::{
     Affinity, ContainerObject, ObjectMeta, PodObject, PodSpec, PodStatus, ResourceObject,
@@ -40,8 +40,11 @@ pub(super) struct ManifestSpec {
     affinity: Option<Affinity>,
     // Of Kubernetes' own workloads.
     pub(super) template: Option<Box<ManifestObject>>,
+    #[serde(default, deserialize_with = "whole_number")]
     pub(super) replicas: Option<i64>,
+    #[serde(default, deserialize_with = "whole_number")]
     pub(super) parallelism: Option<i64>,
+    #[serde(default, deserialize_with = "whole_number")]
     pub(super) completions: Option<i64>,
     pub(super) completion_mode: Option<String>,
     pub(super) job_template: Option<Box<ManifestObject>>,
@@ -75,8 +78,10 @@ pub(super) struct ManifestSpec {
 pub(super) struct PodGroup {
     #[serde(alias = "groupName")]
     pub(super) name: Option<String>,
+    #[serde(default, deserialize_with = "whole_number")]
     pub(super) replicas: Option<i64>,
     /// Of a group of Ray's workers, in which every replica may be several pods.
+    #[serde(default, deserialize_with = "whole_number")]
     pub(super) num_of_hosts: Option<i64>,
     pub(super) template: Option<Box<ManifestObject>>,
 }
@@ -85,6 +90,11 @@ pub(super) struct PodGroup {
 #[serde(expecting = "a reference to a runtime")]
 pub(super) struct RuntimeReference {
     pub(super) name: Option<String>,
+}
+
+/// A number, or an error in words of people.
+fn whole_number<'de, D: Deserializer<'de>>(value: D) -> Result<Option<i64>, D::Error> {
+    Option::deserialize(value).map_err(|_| D::Error::custom("write a whole number, like 3"))
 }
 
 // === impl ManifestObject ===

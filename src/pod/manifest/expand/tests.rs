@@ -55,92 +55,97 @@ fn refused(text: &str) -> String {
         .to_owned()
 }
 
+/// Two pods of a template.
+const TWO: &str = "TEMPLATE, replicas: 2";
+
+/// Kinds, their API versions, specs, and the pods.
+const KINDS: &[(&str, &str, &str, &str)] = &[
+    ("Deployment", "apps/v1", "TEMPLATE", "a other"),
+    ("Deployment", "apps/v1", TWO, "a-0 other, a-1 other"),
+    ("ReplicaSet", "apps/v1", TWO, "a-0 other, a-1 other"),
+    ("ReplicationController", "v1", TWO, "a-0 other, a-1 other"),
+    ("StatefulSet", "apps/v1", "TEMPLATE", "a-0 other"),
+    ("DaemonSet", "apps/v1", "TEMPLATE", "a other"),
+    ("Job", "batch/v1", "TEMPLATE", "a other"),
+    (
+        "Job",
+        "batch/v1",
+        "parallelism: 2, TEMPLATE",
+        "a-0 other, a-1 other",
+    ),
+    // Not all completions run at once, and no more pods run than completions are left.
+    ("Job", "batch/v1", "completions: 5, TEMPLATE", "a other"),
+    (
+        "Job",
+        "batch/v1",
+        "parallelism: 5, completions: 2, completionMode: Indexed, TEMPLATE",
+        "a-0 other, a-1 other",
+    ),
+    (
+        "CronJob",
+        "batch/v1",
+        "schedule: x, jobTemplate: {spec: {parallelism: 2, TEMPLATE}}",
+        "a-0 other, a-1 other",
+    ),
+    (
+        "TFJob",
+        "kubeflow.org/v1",
+        "tfReplicaSpecs: {PS: {TEMPLATE}, Worker: {replicas: 2, TEMPLATE}}",
+        "a-ps-0 ps* 0 of a, a-worker-0 worker* 0 of a, a-worker-1 worker* 1 of a",
+    ),
+    (
+        "PyTorchJob",
+        "kubeflow.org/v1",
+        "pytorchReplicaSpecs: {Master: {TEMPLATE}, Worker: {TEMPLATE}}",
+        "a-master-0 chief* 0 of a, a-worker-0 worker* 0 of a",
+    ),
+    (
+        "MPIJob",
+        "kubeflow.org/v2beta1",
+        "mpiReplicaSpecs: {Launcher: {TEMPLATE}, Worker: {TEMPLATE}}",
+        "a-launcher-0 launcher* 0 of a, a-worker-0 worker* 0 of a",
+    ),
+    (
+        "JobSet",
+        "jobset.x-k8s.io/v1alpha2",
+        "replicatedJobs: [{name: ps, template: {spec: {TEMPLATE}}}, {name: worker, replicas: 2, template: {spec: \
+             {parallelism: 2, completionMode: Indexed, TEMPLATE}}}]",
+        "a-ps-0-0 ps* 0 of a, a-worker-0-0 worker* 0 of a, a-worker-0-1 worker* 1 of a, a-worker-1-0 worker* 0 of a, \
+             a-worker-1-1 worker* 1 of a",
+    ),
+    (
+        "Job",
+        "batch.volcano.sh/v1alpha1",
+        "minAvailable: 2, tasks: [{TEMPLATE}, {name: worker, replicas: 2, TEMPLATE}]",
+        "a-default0-0 other, a-worker-0 worker* 0 of a, a-worker-1 worker* 1 of a",
+    ),
+    (
+        "RayCluster",
+        "ray.io/v1",
+        "headGroupSpec: {TEMPLATE}, workerGroupSpecs: [{groupName: g, replicas: 2, numOfHosts: 2, TEMPLATE}]",
+        "a-head chief* of a, a-g-worker-0 worker* of a, a-g-worker-1 worker* of a, a-g-worker-2 worker* of a, \
+             a-g-worker-3 worker* of a",
+    ),
+    (
+        "RayJob",
+        "ray.io/v1",
+        "entrypoint: x, rayClusterSpec: {headGroupSpec: {TEMPLATE}}",
+        "a-head chief* of a",
+    ),
+    ("Deployment", "apps/v1", "replicas: 0, TEMPLATE", ""),
+    ("Job", "batch/v1", "parallelism: 0, TEMPLATE", ""),
+    ("Service", "v1", "ports: [{port: 1}]", ""),
+    (
+        "PodGroup",
+        "scheduling.volcano.sh/v1beta1",
+        "minMember: 2",
+        "",
+    ),
+];
+
 #[test]
 fn every_kind_makes_the_pods_of_its_controller() {
-    let group = "TEMPLATE, replicas: 2";
-    for (kind, api_version, spec, expected) in [
-        ("Deployment", "apps/v1", "TEMPLATE", "a other"),
-        ("Deployment", "apps/v1", group, "a-0 other, a-1 other"),
-        ("ReplicaSet", "apps/v1", group, "a-0 other, a-1 other"),
-        ("ReplicationController", "v1", group, "a-0 other, a-1 other"),
-        ("StatefulSet", "apps/v1", "TEMPLATE", "a-0 other"),
-        ("DaemonSet", "apps/v1", "TEMPLATE", "a other"),
-        ("Job", "batch/v1", "TEMPLATE", "a other"),
-        (
-            "Job",
-            "batch/v1",
-            "parallelism: 2, TEMPLATE",
-            "a-0 other, a-1 other",
-        ),
-        // Not all completions run at once, and no more pods run than completions are left.
-        ("Job", "batch/v1", "completions: 5, TEMPLATE", "a other"),
-        (
-            "Job",
-            "batch/v1",
-            "parallelism: 5, completions: 2, completionMode: Indexed, TEMPLATE",
-            "a-0 other, a-1 other",
-        ),
-        (
-            "CronJob",
-            "batch/v1",
-            "schedule: x, jobTemplate: {spec: {parallelism: 2, TEMPLATE}}",
-            "a-0 other, a-1 other",
-        ),
-        (
-            "TFJob",
-            "kubeflow.org/v1",
-            "tfReplicaSpecs: {PS: {TEMPLATE}, Worker: {replicas: 2, TEMPLATE}}",
-            "a-ps-0 ps* 0 of a, a-worker-0 worker* 0 of a, a-worker-1 worker* 1 of a",
-        ),
-        (
-            "PyTorchJob",
-            "kubeflow.org/v1",
-            "pytorchReplicaSpecs: {Master: {TEMPLATE}, Worker: {TEMPLATE}}",
-            "a-master-0 chief* 0 of a, a-worker-0 worker* 0 of a",
-        ),
-        (
-            "MPIJob",
-            "kubeflow.org/v2beta1",
-            "mpiReplicaSpecs: {Launcher: {TEMPLATE}, Worker: {TEMPLATE}}",
-            "a-launcher-0 launcher* 0 of a, a-worker-0 worker* 0 of a",
-        ),
-        (
-            "JobSet",
-            "jobset.x-k8s.io/v1alpha2",
-            "replicatedJobs: [{name: ps, template: {spec: {TEMPLATE}}}, {name: worker, replicas: 2, template: {spec: \
-             {parallelism: 2, completionMode: Indexed, TEMPLATE}}}]",
-            "a-ps-0-0 ps* 0 of a, a-worker-0-0 worker* 0 of a, a-worker-0-1 worker* 1 of a, a-worker-1-0 worker* 0 of a, \
-             a-worker-1-1 worker* 1 of a",
-        ),
-        (
-            "Job",
-            "batch.volcano.sh/v1alpha1",
-            "minAvailable: 2, tasks: [{TEMPLATE}, {name: worker, replicas: 2, TEMPLATE}]",
-            "a-default0-0 other, a-worker-0 worker* 0 of a, a-worker-1 worker* 1 of a",
-        ),
-        (
-            "RayCluster",
-            "ray.io/v1",
-            "headGroupSpec: {TEMPLATE}, workerGroupSpecs: [{groupName: g, replicas: 2, numOfHosts: 2, TEMPLATE}]",
-            "a-head chief* of a, a-g-worker-0 worker* of a, a-g-worker-1 worker* of a, a-g-worker-2 worker* of a, \
-             a-g-worker-3 worker* of a",
-        ),
-        (
-            "RayJob",
-            "ray.io/v1",
-            "entrypoint: x, rayClusterSpec: {headGroupSpec: {TEMPLATE}}",
-            "a-head chief* of a",
-        ),
-        ("Deployment", "apps/v1", "replicas: 0, TEMPLATE", ""),
-        ("Job", "batch/v1", "parallelism: 0, TEMPLATE", ""),
-        ("Service", "v1", "ports: [{port: 1}]", ""),
-        (
-            "PodGroup",
-            "scheduling.volcano.sh/v1beta1",
-            "minMember: 2",
-            "",
-        ),
-    ] {
+    for &(kind, api_version, spec, expected) in KINDS {
         let text = object(kind, api_version, spec);
         assert_eq!(names(&text), expected, "{text}");
     }
@@ -202,102 +207,105 @@ fn a_pytorchjob_has_the_operators_number_of_processes() {
     assert_eq!(number("pytorchReplicaSpecs: {Worker: {TEMPLATE}}"), 1);
 }
 
+/// Kinds, their API versions, wrong specs, and the beginnings of the errors.
+const WRONG: &[(&str, &str, &str, &str)] = &[
+    (
+        "Deployment",
+        "apps/v1",
+        "",
+        "Deployment a: spec.template is missing: write the template of the pods",
+    ),
+    (
+        "Deployment",
+        "apps/v1",
+        "replicas: -1, TEMPLATE",
+        "Deployment a: spec.replicas is -1: write 0 or more",
+    ),
+    (
+        "Job",
+        "batch/v1",
+        "parallelism: -2, TEMPLATE",
+        "Job a: spec.parallelism is -2: write 0 or more",
+    ),
+    (
+        "CronJob",
+        "batch/v1",
+        "schedule: x",
+        "CronJob a: spec.jobTemplate.spec is missing",
+    ),
+    (
+        "CronJob",
+        "batch/v1",
+        "jobTemplate: {spec: {template: {spec: {containers: [{image: i}]}}}}",
+        "the pod template spec.jobTemplate.spec.template of CronJob a, is not valid: spec.containers[0].name is missing",
+    ),
+    (
+        "DaemonSet",
+        "apps/v1",
+        "template: {}",
+        "the pod template spec.template of DaemonSet a, is not valid: spec.containers is empty",
+    ),
+    (
+        "TFJob",
+        "kubeflow.org/v1",
+        "tfReplicaSpecs: {}",
+        "TFJob a: spec.tfReplicaSpecs is missing",
+    ),
+    (
+        "TFJob",
+        "kubeflow.org/v1",
+        "tfReplicaSpecs: {Worker: {replicas: 2}}",
+        "TFJob a: spec.tfReplicaSpecs.Worker.template is missing",
+    ),
+    (
+        "JobSet",
+        "jobset.x-k8s.io/v1alpha2",
+        "replicatedJobs: [{name: w, template: {spec: {TEMPLATE}}}, {template: {spec: {TEMPLATE}}}]",
+        "JobSet a: spec.replicatedJobs[1] has no name",
+    ),
+    (
+        "JobSet",
+        "jobset.x-k8s.io/v1alpha2",
+        "replicatedJobs: [{name: w, template: {spec: {}}}]",
+        "JobSet a: spec.replicatedJobs[0].template.spec.template is missing",
+    ),
+    (
+        "RayCluster",
+        "ray.io/v1",
+        "headGroupSpec: {TEMPLATE}, workerGroupSpecs: [{groupName: g, numOfHosts: -3, TEMPLATE}]",
+        "RayCluster a: spec.workerGroupSpecs[0].numOfHosts is -3",
+    ),
+    (
+        "RayJob",
+        "ray.io/v1",
+        "clusterSelector: {}",
+        "RayJob a: spec.rayClusterSpec is missing: give the RayCluster",
+    ),
+    (
+        "TrainJob",
+        "trainer.kubeflow.org/v1alpha1",
+        "runtimeRef: {name: torch-distributed}",
+        "TrainJob a: a TrainJob has no pod template, because its runtime torch-distributed holds it: give the JobSet that the \
+             Trainer makes of both (kubectl get jobset a -o yaml)",
+    ),
+    (
+        "Widget",
+        "example.com/v1",
+        "TEMPLATE",
+        "1.yaml: document 1 is a Widget (example.com/v1): supported are Pods, Deployments,",
+    ),
+    // The kinds of other groups, and of versions that are gone.
+    (
+        "Deployment",
+        "extensions/v1beta1",
+        "TEMPLATE",
+        "1.yaml: document 1 is a Deployment (extensions/v1beta1): supported",
+    ),
+];
+
 #[test]
 fn what_is_missing_or_wrong_is_named() {
-    for (kind, api_version, spec, expected) in [
-        (
-            "Deployment",
-            "apps/v1",
-            "",
-            "Deployment a: spec.template is missing: write the template of the pods",
-        ),
-        (
-            "Deployment",
-            "apps/v1",
-            "replicas: -1, TEMPLATE",
-            "Deployment a: spec.replicas is -1: write 0 or more",
-        ),
-        (
-            "Job",
-            "batch/v1",
-            "parallelism: -2, TEMPLATE",
-            "Job a: spec.parallelism is -2: write 0 or more",
-        ),
-        (
-            "CronJob",
-            "batch/v1",
-            "schedule: x",
-            "CronJob a: spec.jobTemplate.spec is missing",
-        ),
-        (
-            "CronJob",
-            "batch/v1",
-            "jobTemplate: {spec: {template: {spec: {containers: [{image: i}]}}}}",
-            "the pod template spec.jobTemplate.spec.template of CronJob a, is not valid: spec.containers[0].name is missing",
-        ),
-        (
-            "DaemonSet",
-            "apps/v1",
-            "template: {}",
-            "the pod template spec.template of DaemonSet a, is not valid: spec.containers is empty",
-        ),
-        (
-            "TFJob",
-            "kubeflow.org/v1",
-            "tfReplicaSpecs: {}",
-            "TFJob a: spec.tfReplicaSpecs is missing",
-        ),
-        (
-            "TFJob",
-            "kubeflow.org/v1",
-            "tfReplicaSpecs: {Worker: {replicas: 2}}",
-            "TFJob a: spec.tfReplicaSpecs.Worker.template is missing",
-        ),
-        (
-            "JobSet",
-            "jobset.x-k8s.io/v1alpha2",
-            "replicatedJobs: [{name: w, template: {spec: {TEMPLATE}}}, {template: {spec: {TEMPLATE}}}]",
-            "JobSet a: spec.replicatedJobs[1] has no name",
-        ),
-        (
-            "JobSet",
-            "jobset.x-k8s.io/v1alpha2",
-            "replicatedJobs: [{name: w, template: {spec: {}}}]",
-            "JobSet a: spec.replicatedJobs[0].template.spec.template is missing",
-        ),
-        (
-            "RayCluster",
-            "ray.io/v1",
-            "headGroupSpec: {TEMPLATE}, workerGroupSpecs: [{groupName: g, numOfHosts: -3, TEMPLATE}]",
-            "RayCluster a: spec.workerGroupSpecs[0].numOfHosts is -3",
-        ),
-        (
-            "RayJob",
-            "ray.io/v1",
-            "clusterSelector: {}",
-            "RayJob a: spec.rayClusterSpec is missing: give the RayCluster",
-        ),
-        (
-            "TrainJob",
-            "trainer.kubeflow.org/v1alpha1",
-            "runtimeRef: {name: torch-distributed}",
-            "TrainJob a: a TrainJob has no pod template, because its runtime torch-distributed holds it: give the JobSet that the \
-             Trainer makes of both (kubectl get jobset a -o yaml)",
-        ),
-        (
-            "Widget",
-            "example.com/v1",
-            "TEMPLATE",
-            "1.yaml: document 1 is a Widget (example.com/v1): supported are Pods, Deployments,",
-        ),
-        // The kinds of other groups, and of versions that are gone.
-        (
-            "Deployment",
-            "extensions/v1beta1",
-            "TEMPLATE",
-            "1.yaml: document 1 is a Deployment (extensions/v1beta1): supported",
-        ),
-    ] {
+    for &(kind, api_version, spec, expected) in WRONG {
         let error = refused(&object(kind, api_version, spec));
         assert!(error.starts_with(expected), "{error}");
     }
@@ -309,7 +317,14 @@ fn what_is_missing_or_wrong_is_named() {
     let without_version = "{kind: Job, metadata: {name: a}, spec: {TEMPLATE}}";
     assert!(refused(without_version).contains("is a Job (no apiVersion): supported"));
     let number = object("Deployment", "apps/v1", "replicas: many, TEMPLATE");
-    assert!(refused(&number).contains("line 1, can't be read"));
+    let error = refused(&number);
+    assert!(
+        error.contains("line 1, can't be read: write a whole number, like 3"),
+        "{error}"
+    );
+    let json = r#"{"kind": "Job", "apiVersion": "batch/v1", "spec": {"completions": 2.5}}"#;
+    let error = refused(json);
+    assert!(error.contains("write a whole number"), "{error}");
 }
 
 #[test]
