@@ -215,7 +215,7 @@ fn its_queries_are_answered_by_a_prometheus_that_scraped_a_demo() {
     let prometheus = Prometheus::start(demo.address);
     let may_lack = |name: &str| NEEDS.iter().any(|(title, _)| name.starts_with(title));
     let deadline = Instant::now() + Duration::from_secs(150);
-    // The first answer of a query with data. The halves of the demo differ.
+    // The first answer of a query with data. The slices of the demo differ.
     while queries.iter().any(|(name, _)| !may_lack(name)) && Instant::now() < deadline {
         queries.retain(|(_, query)| !prometheus.has_data(query));
         std::thread::sleep(Duration::from_millis(500));

@@ -1,11 +1,11 @@
-# Prints `pinfold top` during the second half of a demo, for docs/pictures/draw.
+# Prints `pinfold top` while a demo has exclusive CPUs, for docs/pictures/draw.
 # vm: small asked
 source tests/vm/check.sh
 
-"$PINFOLD" demo --seconds 90 >/dev/null 2>&1 &
+# Slices of half a minute, of which the second has exclusive CPUs. The trap ends the demo.
+"$PINFOLD" demo --seconds 1800 >/dev/null 2>&1 &
 demo=$!
 trap 'kill -INT "$demo" 2>/dev/null || true; wait || true' EXIT
-# An exclusive CPU appears in the second half.
 for ((attempt = 0; attempt < 240; attempt++)); do
     "$PINFOLD" top --once --exclusive --width 112 2>/dev/null | grep -q '/worker-0 ' && break
     sleep 1
