@@ -318,7 +318,10 @@ fn write_proof(lines: &mut Vec<Line>, proof: &Proof) {
         attempts,
         ..
     } = proof;
-    lines.push(bold("Can a neighbor run on an exclusive CPU?"));
+    lines.push(bold(&format!(
+        "Can a neighbor run on an exclusive CPU? {}",
+        answer(proof)
+    )));
     let shared = proof.allowed_while_shared.as_ref();
     let shared = shared.map_or_else(String::new, |allowed| {
         format!(" It had {allowed} while the CPUs were shared.")
@@ -352,6 +355,23 @@ fn write_proof(lines: &mut Vec<Line>, proof: &Proof) {
         lines.push(format!("  {why}").into());
     }
     lines.push("".into());
+}
+
+/// Whether a neighbor can run on an exclusive CPU.
+fn answer(proof: &Proof) -> String {
+    if !proof.holds() {
+        return "YES".to_owned();
+    }
+    let repaired = proof.attempts.iter().filter_map(|attempt| {
+        let Outcome::Repaired { seconds } = attempt.outcome else {
+            return None;
+        };
+        Some(seconds)
+    });
+    match repaired.reduce(f64::max) {
+        Some(seconds) => format!("Only for {}", units::seconds(seconds)),
+        None => "No".to_owned(),
+    }
 }
 
 /// The pods with exclusive CPUs, and how they got them.
@@ -432,6 +452,7 @@ mod tests {
             "{text}"
         );
         for says in [
+            "Can a neighbor run on an exclusive CPU? Only for 14 ms",
             "It had 0-1 while the CPUs were shared.",
             "allowed by the kernel, repaired by the agent after 14 ms",
             "On cgroup v1, and before Linux 6.7",
@@ -449,6 +470,17 @@ mod tests {
     }
 
     #[test]
+    fn a_partition_lets_no_neighbor_in() {
+        let text = text(&report(Outcome::WithoutEffect, &[]));
+        assert!(text.contains("on an exclusive CPU? No\n"), "{text}");
+        assert!(
+            text.contains("the kernel's partition keeps CPU 1"),
+            "{text}"
+        );
+        assert!(!text.contains("cgroup v1"), "{text}");
+    }
+
+    #[test]
     fn what_failed_comes_first() {
         let report = report(Outcome::Failed { seconds: 30.0 }, &["can't write a file"]);
         let text = text(&report);
@@ -462,6 +494,7 @@ mod tests {
                 .unwrap_or_else(|| panic!("{words}: {text}"))
         };
         assert!(at("can't write a file") < at("What is compared"), "{text}");
+        assert!(at("on an exclusive CPU? YES") > 0, "{text}");
         assert!(
             !DemoReport {
                 proof: None,

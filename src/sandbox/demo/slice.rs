@@ -484,7 +484,10 @@ fn figures(base: &Sample, now: &Sample, spans: &[StepSpan]) -> Figures {
         ),
         (
             Metric::Threads,
-            of(now, |counters| Some(counters.threads as f64)),
+            // A late scrape leaves the threads out. A process has at least one.
+            of(now, |counters| {
+                (counters.threads > 0).then_some(counters.threads as f64)
+            }),
         ),
     ];
     let known = figures.into_iter();
