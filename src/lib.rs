@@ -47,8 +47,8 @@
 //! | [`cli`] | arguments, subcommands, output | all above | contain logic |
 //!
 //! Cargo features, all on by default, leave parts out: `experiments` has [`experiment`], [`promql`] and `pinfold scene`;
-//! `reclaim` has `pinfold scene reclaim`; `demo` and `bench` have their commands and `sandbox`, which has [`sandbox`];
-//! `bench` also has `experiments`; `top` has `pinfold top`;
+//! `reclaim` has `pinfold scene reclaim`; `demo` and `bench` have their commands and `sandbox`, which has [`sandbox`] and
+//! `experiments`; `top` has `pinfold top`;
 //! `portforward` has `pinfold status` and port-forwards to the agents of a cluster; `man` has `pinfold man`. The agent's image is
 //! built without features.
 //!

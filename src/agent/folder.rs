@@ -236,7 +236,8 @@ fn unread(origin: &str, error: io::Error) -> anyhow::Error {
         io::ErrorKind::InvalidData => " (save it as UTF-8)",
         _ => "",
     };
-    anyhow::Error::new(parse_errors::reading(error)).context(format!("can't read the manifest {origin}{remedy}"))
+    anyhow::Error::new(parse_errors::reading(error))
+        .context(format!("can't read the manifest {origin}{remedy}"))
 }
 
 /// The manifest files in a folder, chosen by their names and sorted.

@@ -320,11 +320,7 @@ fn planned(plan: &BenchPlan) -> anyhow::Result<Vec<Line>> {
 fn found(report: &BenchReport) -> Vec<Line> {
     let found = &report.found;
     let warning = found.interference.map_or_else(Vec::new, |interference| {
-        interference.warning(
-            &found.enforcement,
-            "The comparison of pinned and shared runs",
-            "the bench",
-        )
+        interference.warning(&found.enforcement)
     });
     let mut lines: Vec<Line> = warning.iter().map(|sentence| bold(sentence)).collect();
     lines.push(bold("Setup"));

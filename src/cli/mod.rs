@@ -24,6 +24,8 @@ mod interrupt;
 mod interval;
 mod local_agent;
 mod log;
+#[cfg(any(feature = "demo", feature = "bench"))]
+mod logged_errors;
 #[cfg(feature = "man")]
 mod man;
 mod output;
@@ -63,7 +65,7 @@ use crate::metrics::build;
 /// The commands for a first look. A binary without some Cargo features has only a part of them.
 const START: &str = if cfg!(all(feature = "demo", feature = "bench", feature = "top")) {
     "Start here:
-  pinfold demo                         run a training job, shared, then pinned (needs root)
+  pinfold demo                         run a training job in turns shared and pinned (needs root)
   pinfold bench                        measure the benefit of pinning and sizing (needs root)
   pinfold doctor                       check the features of this node, with remedies
   pinfold topology                     draw the machine and the owners of CPUs

@@ -110,20 +110,27 @@ pub(super) fn start_log(log: &Log) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Starts the log of an interactive command: errors only, unless `PINFOLD_LOG_LEVEL` is set.
+/// Starts the log of an interactive command: errors only, unless `PINFOLD_LOG_LEVEL` is set. Returns what collects the errors.
 ///
 /// # Errors
 /// As for [`start_log`].
 #[cfg(any(feature = "demo", feature = "bench"))]
-pub(super) fn start_error_log() -> anyhow::Result<()> {
+pub(super) fn start_error_log() -> anyhow::Result<super::logged_errors::LoggedErrors> {
     let level = std::env::var("PINFOLD_LOG_LEVEL")
         .ok()
         .filter(|level| !level.is_empty())
         .unwrap_or_else(|| "error".to_owned());
-    start_log(&Log {
+    let log = Log {
         level,
         format: LogFormat::Text,
-    })
+    };
+    let errors = super::logged_errors::LoggedErrors::default();
+    tracing_subscriber::registry()
+        .with(log.filter()?)
+        .with(super::log::text(std::io::stderr))
+        .with(errors.clone())
+        .init();
+    Ok(errors)
 }
 
 #[cfg(test)]

@@ -18,7 +18,7 @@ use super::file;
 pub use super::file::Reader;
 pub use net::{InterfaceTraffic, NamespaceTcpCounts, PacketCounts};
 pub use netns_handles::{NetnsHandles, NetnsKey};
-pub use tasks::Task;
+pub use tasks::{AFFINITY_CPUS, Task, set_affinity};
 
 /// The bit of `CAP_SYS_ADMIN` in a set of capabilities.
 const SYS_ADMIN: u64 = 1 << 21;

@@ -69,21 +69,25 @@ impl MeasuredInterference {
         Self::new(seconds, uncertainty, total)
     }
 
-    /// The sentences of the warning at the beginning of a summary; empty if the comparison is reliable. `comparison` and
-    /// `command` are parts of a sentence, for example "The comparison of the two halves" and "the demo".
-    pub fn warning(&self, enforcement: &str, comparison: &str, command: &str) -> Vec<String> {
-        if self.reliable {
-            return Vec::new();
-        }
-        let reason = match enforcement {
+    /// Why programs outside the pods can use exclusive CPUs, as a sentence.
+    pub fn reason(enforcement: &str) -> &'static str {
+        match enforcement {
             "partition" => {
                 "With enforcement partition, kernel threads and interrupts can still do this."
             }
             _ => "Enforcement cpuset keeps only pods off the exclusive CPUs.",
-        };
+        }
+    }
+
+    /// The sentences of the warning at the beginning of a bench's summary; empty if the comparison is reliable.
+    pub fn warning(&self, enforcement: &str) -> Vec<String> {
+        if self.reliable {
+            return Vec::new();
+        }
         vec![
-            format!("{} {reason}", self.in_words()),
-            format!("{comparison} is unreliable: repeat {command} on an idle machine."),
+            format!("{} {}", self.in_words(), Self::reason(enforcement)),
+            "The comparison of pinned and shared runs is unreliable: repeat the bench on an idle machine."
+                .to_owned(),
         ]
     }
 
@@ -120,16 +124,14 @@ mod tests {
             let found = MeasuredInterference::between(&before, &after, [("worker-0", 2)]).unwrap();
             assert_eq!((found.reliable, found.total), (reliable, 20.0), "{now}");
             assert!((found.uncertainty - 0.04).abs() < 1e-9);
-            let warning = found
-                .warning("cpuset", "The comparison", "the demo")
-                .join(" ");
+            let warning = found.warning("cpuset").join(" ");
             assert_eq!(warning.is_empty(), reliable);
             if now == 9.0 {
                 assert_eq!(
                     warning,
                     "Programs outside the pods used 42.5 % of the exclusive CPUs (8.5 of 20.0 CPU seconds). Enforcement \
-                     cpuset keeps only pods off the exclusive CPUs. The comparison is unreliable: repeat the demo on an idle \
-                     machine."
+                     cpuset keeps only pods off the exclusive CPUs. The comparison of pinned and shared runs is unreliable: \
+                     repeat the bench on an idle machine."
                 );
             }
         }

@@ -156,15 +156,15 @@ impl Setting {
             )
         };
         let mut sentences = vec![
-            "The same job runs twice: on shared CPUs with as many threads as the host has CPUs, then on exclusive CPUs with \
-             as many threads as exclusive CPUs."
+            "The same job runs in turns on shared CPUs with a thread for each CPU of the host, and on exclusive CPUs with a \
+             thread for each of them."
                 .to_owned(),
             format!("The job is {job}."),
             self.beside(),
         ];
         if self.is_server_shared {
             sentences.push(
-                "The server gets no exclusive CPU here, so the worker waits for a server on shared CPUs in both halves."
+                "The server gets no exclusive CPU here, so the worker waits for a server on shared CPUs in both ways."
                     .to_owned(),
             );
         }
@@ -177,7 +177,7 @@ impl Setting {
         }
         if self.has_one_llc {
             sentences.push(
-                "All CPUs share one last-level cache, so the neighbors compete for the cache in both halves."
+                "All CPUs share one last-level cache, so the neighbors compete for the cache in both ways."
                     .to_owned(),
             );
         }
@@ -267,6 +267,9 @@ fn training(member: JobPod<'_>, mode: Mode, run: u32) -> anyhow::Result<DemoPod>
     match hosts {
         Some(hosts) => args.extend(["--ps-hosts".to_owned(), hosts.to_owned()]),
         None => args.push("--own-parameters".to_owned()),
+    }
+    if role == "worker" {
+        args.push("--each-step".to_owned());
     }
     if let ("ps", Some(hosts)) = (role, hosts) {
         args.extend(["--listen".to_owned(), hosts.to_owned()]);

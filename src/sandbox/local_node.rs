@@ -132,6 +132,12 @@ impl LocalNode {
             .unwrap_or_default()
     }
 
+    /// The folder of a pod's container in the hierarchy with the CPU sets; `None` for an unknown pod.
+    pub(super) fn cpuset_folder(&self, pod: &str) -> Option<PathBuf> {
+        let running = self.running.get(pod)?;
+        Some(self.cgroups.root().join(&running.cgroup).join(pod))
+    }
+
     /// Starts a pod: first its manifest appears, then the cgroups, then the process in the
     /// container's cgroup. Returns the starting time of the process.
     pub(super) fn start(&mut self, start: PodStart<'_>) -> anyhow::Result<Instant> {

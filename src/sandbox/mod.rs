@@ -6,8 +6,8 @@
 //! [`mod@bench`] runs the same job, or any command, in four ways on a local node, and compares
 //! them.
 //!
-//! [`neighbors`] are the other pods of the node. [`interference`] says how much programs outside
-//! the pods used the exclusive CPUs.
+//! Both read the job's [`steps`] from the lines of its processes. [`neighbors`] are the other pods
+//! of the node. [`interference`] says how much programs outside the pods used the exclusive CPUs.
 //!
 //! [`train`] is the program in the containers: a small parameter-server job that computes, blocks
 //! and communicates like real frameworks, and so makes the effects of pinning and sizing
@@ -24,4 +24,5 @@ pub mod job;
 mod local_node;
 pub mod neighbors;
 mod sample;
+pub mod steps;
 pub mod train;

@@ -29,9 +29,8 @@ pub(super) struct SampledCounters {
     pub(super) llc_misses: Option<u64>,
     pub(super) receive_bytes: u64,
     pub(super) transmit_bytes: u64,
-    /// The number of steps. The process itself reports steps and step times.
+    /// The number of steps, which the process itself reports.
     pub(super) steps: u64,
-    pub(super) step_ms_p99: Option<f64>,
     /// The use of the pod's exclusive CPUs by other programs; `None` in the shared pool.
     pub(super) interference: Option<InterferenceReading>,
 }
@@ -83,17 +82,6 @@ impl Sample {
     pub(super) fn gain(&self, before: &Self, pod: &str, pick: fn(&SampledCounters) -> u64) -> u64 {
         let at = |sample: &Self| sample.pods.get(pod).map_or(0, pick);
         at(self).saturating_sub(at(before))
-    }
-
-    pub(super) fn workers(&self) -> impl Iterator<Item = &SampledCounters> {
-        self.pods
-            .iter()
-            .filter(|(name, _)| name.starts_with("worker"))
-            .map(|(_, counters)| counters)
-    }
-
-    pub(super) fn steps(&self) -> u64 {
-        self.workers().map(|worker| worker.steps).sum()
     }
 }
 

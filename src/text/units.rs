@@ -56,6 +56,12 @@ pub fn change(ratio: f64) -> String {
     format!("{percent:+.0} %")
 }
 
+/// Two ratios as an interval of changes: `-2 to +15 %`.
+pub fn change_span(low: f64, high: f64) -> String {
+    let low = change(low);
+    format!("{} to {}", low.trim_end_matches(" %"), change(high))
+}
+
 /// A time: `4.2 ms`, `18.9 s`, `60 min`.
 pub fn seconds(seconds: f64) -> String {
     match seconds {
@@ -122,6 +128,7 @@ mod tests {
             [0.5, 0.997, 1.0, 1.12, 99.0, 1e6].map(change),
             ["-50 %", "+0 %", "+0 %", "+12 %", "+9800 %", "over +9900 %"]
         );
+        assert_eq!(change_span(0.98, 1.15), "-2 to +15 %");
     }
 
     #[test]

@@ -360,7 +360,7 @@ fn its_queries_are_answered_by_a_prometheus_that_scraped_a_demo() {
     let lacking = NEEDS.map(|(title, _)| title);
     let may_lack = |name: &str| lacking.iter().chain(&FAULTS).any(|it| name.starts_with(it));
     let deadline = Instant::now() + Duration::from_secs(150);
-    // The first answer of a query with data. The halves of the demo differ.
+    // The first answer of a query with data. The slices of the demo differ.
     while queries.iter().any(|(name, _)| !may_lack(name)) && Instant::now() < deadline {
         queries.retain(|(_, query)| !prometheus.has_data(query));
         std::thread::sleep(Duration::from_millis(500));

@@ -80,11 +80,11 @@ impl Demo {
         let alone = DEMO.lock().unwrap_or_else(PoisonError::into_inner);
         let address = port();
         let mut command = Command::new(env!("CARGO_BIN_EXE_pinfold"));
-        // A parameter server on every machine: the dashboard has panels for servers.
-        let server = ["--ps", "1"];
+        // A parameter server on every machine: the dashboard has panels for servers. A long demo has slices of half a minute,
+        // in which rates can be computed; the drop ends it.
         command
-            .args(["demo", "--seconds", "180", "--listen", &address.to_string()])
-            .args(server);
+            .args(["demo", "--seconds", "1800", "--ps", "1"])
+            .args(["--listen", &address.to_string()]);
         command
             .env_remove("PINFOLD_LOG_LEVEL")
             .stdin(Stdio::null())

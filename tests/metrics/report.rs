@@ -788,7 +788,7 @@ fn a_prometheus_that_lets_not_everybody_in_is_asked() {
     prometheus.stop();
 }
 
-/// The two halves of a demo, which a second target assigns to a case of two scenes.
+/// The slices of a demo, which a second target assigns to a case of two scenes.
 #[test]
 fn a_demo_is_reported_of() {
     if !crate::gate::meant_for_this_machine("root, cgroups, and prometheus of Debian's package") {

@@ -3,9 +3,11 @@
 
 use std::collections::BTreeMap;
 use std::fs;
-use std::io::Read;
+use std::io::{self, Read};
 use std::path::PathBuf;
 
+use nix::sched::{CpuSet as Mask, sched_setaffinity};
+use nix::unistd::Pid;
 use procfs_core::process::{Stat, StatFlags};
 
 use super::{Proc, last_field};
@@ -24,9 +26,29 @@ pub struct Task {
     pub migrations: Option<u64>,
 }
 
+/// The CPUs that [`set_affinity`] can name are below this one.
+pub const AFFINITY_CPUS: u32 = 1024;
+
+/// Asks the kernel to run a thread on a single CPU, as `taskset -pc CPU TID` does.
+///
+/// # Errors
+/// The kernel's error. It is EINVAL if the thread's cgroup lacks the CPU, and for a CPU from [`AFFINITY_CPUS`].
+pub fn set_affinity(tid: i32, cpu: u32) -> io::Result<()> {
+    let mut mask = Mask::new();
+    mask.set(cpu as usize)?;
+    Ok(sched_setaffinity(Pid::from_raw(tid), &mask)?)
+}
+
 // === impl Proc ===
 
 impl Proc {
+    /// The CPUs on which the first thread of a process may run, from the line `Cpus_allowed_list` of its status; `None` for a
+    /// process that is gone.
+    pub fn allowed(&self, pid: i32) -> Option<CpuSet> {
+        let status = file::read_value(&self.dir.join(format!("{pid}/status"))).ok()?;
+        last_field(&status, "Cpus_allowed_list:")?.parse().ok()
+    }
+
     /// The threads of a process with their masks; empty for a process that is gone.
     pub fn tasks(&self, pid: i32) -> Vec<Task> {
         let ids = self.thread_ids(pid).into_iter();
@@ -147,6 +169,29 @@ mod tests {
     }
 
     #[test]
+    fn a_process_is_kept_on_a_cpu_or_the_kernel_says_why_not() {
+        let mut child = std::process::Command::new("sleep")
+            .arg("60")
+            .spawn()
+            .unwrap();
+        let pid = i32::try_from(child.id()).unwrap();
+        let proc = Proc::new(std::path::Path::new("/"));
+        let cpu = proc.allowed(pid).unwrap().first().unwrap();
+        set_affinity(pid, cpu).unwrap();
+        assert_eq!(proc.allowed(pid), Some([cpu].into_iter().collect()));
+        for beyond in [AFFINITY_CPUS - 1, AFFINITY_CPUS] {
+            let refusal = set_affinity(pid, beyond).unwrap_err();
+            assert_eq!(refusal.kind(), io::ErrorKind::InvalidInput, "{beyond}");
+        }
+        child.kill().unwrap();
+        child.wait().unwrap();
+        assert_eq!(
+            (proc.allowed(-1), set_affinity(-1, cpu).is_ok()),
+            (None, false)
+        );
+    }
+
+    #[test]
     fn an_empty_environment_is_unknown() {
         let root = tempfile::tempdir().unwrap();
         write(root.path(), "7/environ", "");
@@ -169,7 +214,7 @@ mod tests {
             .spawn()
             .unwrap();
         let mut line = String::new();
-        std::io::BufReader::new(shell.stdout.take().unwrap())
+        io::BufReader::new(shell.stdout.take().unwrap())
             .read_line(&mut line)
             .unwrap();
         let child: i32 = line.trim().parse().unwrap();

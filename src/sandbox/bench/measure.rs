@@ -12,7 +12,6 @@ use super::figures::{Interval, Point};
 use super::job::{self, BenchPod, PodWork};
 use super::plan::{BenchPlan, BenchProgram, Cpus, Way};
 use super::report::{Metric, Run};
-use super::steps::{Listener, StepSpan, stretch};
 use crate::agent::Agent;
 use crate::experiment::statistics::quantile;
 use crate::host::file;
@@ -21,6 +20,7 @@ use crate::host::spawn::Stderr;
 use crate::sandbox::interference::MeasuredInterference;
 use crate::sandbox::local_node::{LineListener, LocalNode, PodStart};
 use crate::sandbox::sample::Sample;
+use crate::sandbox::steps::{Listener, StepSpan, stretch};
 
 /// The keys of the reasons for missing migrations and step times. All other keys are names of
 /// collectors.

@@ -5,8 +5,8 @@
 //! request the rest of the node. The real agent pins and sizes the pods. Shared pods run as in
 //! Kubernetes, with the CPU limit as a quota.
 //!
-//! [`mod@plan`] decides the runs, [`job`] names the pods, `measure` runs them, [`steps`] reads
-//! steps from lines, `figures` computes the figures of a run, [`report`] compares the runs by
+//! [`mod@plan`] decides the runs, [`job`] names the pods, `measure` runs them, [`steps`] finds
+//! steps in a command's lines, `figures` computes the figures of a run, [`report`] compares the runs by
 //! [`crate::experiment::statistics`], [`claims`] compares the figures with published claims,
 //! `compared` says what is compared, and [`picture`] draws the figures. All modules but `measure`
 //! and `guard` only compute.

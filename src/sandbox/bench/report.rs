@@ -173,8 +173,7 @@ fn is_zero(contrast: &Contrast, design: &Design, values: &[statistics::Run]) -> 
 
 fn ratio_words(ratio: &Estimate, contrast: &Contrast) -> String {
     let center = units::change(ratio.center());
-    let (low, high) = (units::change(ratio.low), units::change(ratio.high));
-    let span = format!("{} to {high}", low.trim_end_matches(" %"));
+    let span = units::change_span(ratio.low, ratio.high);
     let shows = contrast
         .smallest_effect
         .map_or_else(String::new, |smallest| {

@@ -1,9 +1,9 @@
-# Prints the screen of `pinfold top` during both halves of a demo, for docs/pictures/draw: as base64 of tmux's capture, with the
+# Prints the screen of `pinfold top` during a shared and a pinned slice of a demo, for docs/pictures/draw: as base64 of tmux's capture, with the
 # colours. Needs tmux on the machine. The guest is slow while the machine has other work, and a screen may then never be complete.
 # vm: small asked
 source tests/vm/check.sh
 
-"$PINFOLD" demo --seconds 150 >/dev/null 2>&1 &
+"$PINFOLD" demo --seconds 720 >/dev/null 2>&1 &
 demo=$!
 trap 'tmux kill-server 2>/dev/null; kill -INT "$demo" 2>/dev/null || true; wait || true' EXIT
 
