@@ -17,6 +17,8 @@ use tempfile::TempDir;
 
 #[path = "support/machine.rs"]
 mod machine;
+#[path = "support/repository.rs"]
+mod repository;
 
 /// A machine of two sockets, 32 CPUs and two threads a core.
 const MACHINE: &str = "32amd64-4s2n4c-cgroup";
@@ -464,19 +466,19 @@ fn a_connection_that_fails_is_told_in_words() {
         ),
         (
             kubeconfig("https://a", ", certificate-authority: /nowhere.pem"),
-            "can't be used: certificate-authority can't be loaded: /nowhere.pem: No such file",
+            "named by --kubeconfig: certificate-authority can't be loaded: /nowhere.pem: No such file",
         ),
         (
             kubeconfig("no url", ""),
-            "can't be used: the cluster's server is no URL: write it like https://10.0.0.1:6443\n",
+            "named by --kubeconfig: the cluster's server is no URL: write it like https://10.0.0.1:6443\n",
         ),
         (
             "kind: Config\ncurrent-context: away\n".to_owned(),
-            "can't be used: it has no context away\n",
+            "named by --kubeconfig: it has no context away\n",
         ),
         (
             "kind: Config\nclusters: 5\n".to_owned(),
-            "can't be used: line 2: write a list here, like [a, b]\n",
+            "named by --kubeconfig: line 2: write a list here, like [a, b]\n",
         ),
     ] {
         let (_folder, path) = file("kubeconfig", &text);
@@ -817,7 +819,7 @@ fn a_variable_that_no_option_has_is_a_warning() {
 #[test]
 fn the_variables_of_builds_and_tests_are_known() {
     let mut known: Vec<String> = Vec::new();
-    let mut folders = vec![Path::new(env!("CARGO_MANIFEST_DIR")).to_owned()];
+    let mut folders = vec![repository::here("")];
     while let Some(folder) = folders.pop() {
         for entry in fs::read_dir(folder).unwrap() {
             let path = entry.unwrap().path();

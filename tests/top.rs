@@ -109,6 +109,37 @@ fn one_frame_goes_into_a_pipe() {
 }
 
 #[test]
+fn a_frame_for_programs_has_numbers_and_null_for_the_unknown() {
+    let node = format!("node-1={}", agent(STATUS.to_owned()));
+    let gone = format!("gone={}", mute().1);
+    let nodes = ["--node", node.as_str(), "--node", gone.as_str()];
+    let arguments = [&["--once", "--interval", "1s", "-o", "json"][..], &nodes].concat();
+    let (code, document, complaint) = printed(&arguments);
+    assert_eq!((code, complaint.as_str()), (Some(0), ""), "{document}");
+    let frame: serde_json::Value = serde_json::from_str(&document).unwrap();
+    assert_eq!(frame["nodes"][0]["name"], "node-1");
+    assert!(frame["nodes"][0]["error"].is_null() && frame["nodes"][0]["enforcement"].is_string());
+    let error = frame["nodes"][1]["error"].as_str().unwrap();
+    assert!(error.contains("the connection was refused"), "{error}");
+    assert!(frame["nodes"][1]["exclusive"].is_null());
+    let pods = frame["pods"].as_array().unwrap();
+    let worker = pods.iter().find(|pod| pod["pod"] == "worker-0").unwrap();
+    assert_eq!(
+        (&worker["node"], &worker["namespace"]),
+        (&"node-1".into(), &"demo".into())
+    );
+    for key in [
+        "usedCpus",
+        "interferenceShare",
+        "receiveBytesPerSecond",
+        "unpinnedSeconds",
+    ] {
+        assert!(worker[key].is_number(), "{key}: {worker:#}");
+    }
+    assert_eq!(worker["containers"][0]["threads"], worker["threads"]);
+}
+
+#[test]
 fn an_absent_agent_is_named_and_delays_no_other() {
     let (_kept, silent) = mute();
     let (near, silent) = (

@@ -66,8 +66,13 @@ fn variable(argument: &Arg) -> Option<Variable> {
 /// Which of the variables an error is about: those whose values it names. The text goes after the error.
 pub(super) fn behind(error: &str, variables: &[Variable]) -> String {
     let behind = variables.iter().filter_map(|(name, value)| {
-        let value = value.to_str().filter(|value| value.len() > 1)?;
-        let is_meant = error.contains(value) && !error.contains(name);
+        let value = value.to_str().filter(|value| !value.is_empty())?;
+        // A single letter occurs by chance, so it must stand in quotes.
+        let is_named = match value.len() {
+            1 => error.contains(&format!("{value:?}")),
+            _ => error.contains(value),
+        };
+        let is_meant = is_named && !error.contains(name);
         is_meant.then(|| format!("{name}={value}"))
     });
     let behind: Vec<String> = behind.collect();
@@ -239,6 +244,7 @@ mod tests {
             set("PINFOLD_RECONCILE_INTERVAL", "0s"),
             set("PINFOLD_CONFIG", "/etc/p.yaml"),
             set("PINFOLD_ROOT_DIR", "/"),
+            set("PINFOLD_NRI_SOCKET", "a"),
         ];
         let behind = |error| behind(error, &variables);
         assert_eq!(
@@ -250,5 +256,9 @@ mod tests {
             " (PINFOLD_RECONCILE_INTERVAL=0s and PINFOLD_CONFIG=/etc/p.yaml are set in the environment)"
         );
         assert_eq!(behind("PINFOLD_CONFIG names /etc/p.yaml"), "");
+        assert_eq!(
+            behind("runtime.socket \"a\" is no absolute path"),
+            " (PINFOLD_NRI_SOCKET=a is set in the environment)"
+        );
     }
 }

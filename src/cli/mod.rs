@@ -83,14 +83,7 @@ The agent's options may also come from a file (see pinfold config) or from the e
 };
 
 /// The output of `--version`, of which `-V` prints only the first line.
-static LONG_VERSION: LazyLock<String> = LazyLock::new(|| {
-    format!(
-        "{}\ncommit: {}\nfeatures: {}",
-        build::VERSION,
-        build::COMMIT,
-        build::features()
-    )
-});
+static LONG_VERSION: LazyLock<String> = LazyLock::new(build::description);
 
 /// A node agent that gives training pods exclusive CPUs and the right thread counts.
 #[derive(Debug, Parser)]
@@ -194,13 +187,12 @@ fn named_command() -> clap::Command {
 pub fn main() -> ExitCode {
     let command = named_command();
     let (cli, variables) = parse(&command);
+    let unknown = environment::unknown(&command);
     if cli.command.warns_of_variables() {
-        for sentence in environment::unknown(&command) {
-            warn(sentence);
-        }
+        unknown.iter().for_each(warn);
     }
     let done = match cli.command {
-        Command::Run(args) => args.run(),
+        Command::Run(args) => args.run(&unknown),
         #[cfg(feature = "demo")]
         Command::Demo(args) => args.run(),
         #[cfg(feature = "bench")]

@@ -31,11 +31,12 @@ pub(super) struct RunArgs {
 const REMEDY: &str = "start it with sudo or in a container with CAP_SYS_ADMIN, or use --enforcement observe, which pins nothing";
 
 impl RunArgs {
-    pub(super) fn run(self) -> anyhow::Result<ExitCode> {
+    /// Runs the agent, whose log begins with the warnings.
+    pub(super) fn run(self, warnings: &[String]) -> anyhow::Result<ExitCode> {
         let config = Config::load(self.overrides)?;
         start_log(&config.log)?;
-        for sentence in super::environment::unknown(&super::command()) {
-            tracing::warn!("{sentence}");
+        for warning in warnings {
+            tracing::warn!("{warning}");
         }
         // An agent without these rights would report that it enforces assignments, but could neither write nor see one.
         let checked = super::rights::check(

@@ -24,7 +24,7 @@ pub(super) struct VersionArgs {
 impl VersionArgs {
     pub(super) fn run(self) -> anyhow::Result<ExitCode> {
         match self.output {
-            OutputFormat::Text => super::document(&format!("pinfold {}", *super::LONG_VERSION))?,
+            OutputFormat::Text => super::document(&format!("pinfold {}", build::description()))?,
             form => {
                 let features = build::features();
                 let features = features.split(',').filter(|name| *name != "none");

@@ -30,7 +30,7 @@ pub enum ConnectError {
     )]
     Nowhere,
     /// The kubeconfig can't be used.
-    #[error("the kubeconfig {origin} can't be used: {cause}")]
+    #[error("can't use the kubeconfig {origin}: {cause}")]
     Kubeconfig {
         /// The file, and the flag or variable that named it.
         origin: String,

@@ -20,6 +20,11 @@ const FEATURES: [(&str, bool); 8] = [
     ("top", cfg!(feature = "top")),
 ];
 
+/// Version, commit and features, a line each.
+pub fn description() -> String {
+    format!("{VERSION}\ncommit: {COMMIT}\nfeatures: {}", features())
+}
+
 /// The names of the build's Cargo features, separated by commas; `none` without a feature.
 pub fn features() -> String {
     let enabled = FEATURES.iter().filter(|(_, is_enabled)| *is_enabled);

@@ -128,7 +128,10 @@ pub(crate) fn json(error: &serde_json::Error) -> String {
     if text.starts_with("EOF while parsing") {
         return "the text ends too early".to_owned();
     }
-    text.to_owned()
+    match text {
+        "expected value" => "it is not JSON".to_owned(),
+        other => other.to_owned(),
+    }
 }
 
 /// The place of an error: the line with its text, which tells more than a number.
@@ -270,6 +273,7 @@ mod tests {
             ("{}", "the key name is missing: add it"),
             ("{", "the text ends too early"),
             (r#"{"name" "a"}"#, "expected `:`"),
+            ("<html>", "it is not JSON"),
         ] {
             let error = serde_json::from_str::<Example>(text).unwrap_err();
             assert_eq!(json(&error), words, "{text}");
