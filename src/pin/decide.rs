@@ -17,12 +17,9 @@ use crate::pod::{
     Balancing, Container, ContainerKind, Entitlement, MemoryPolicy, Qos, Recognition, RecognizedPod,
 };
 
-pub use input::{ContainerMove, DecisionContext, DecisionInput};
+pub use input::{ContainerMove, DecisionContext, DecisionInput, IN_SHARED_POOL};
 use input::{PodRequest, ShortfallNote};
 pub use known::{Description, KnownPod, KnownPods};
-
-/// How the note of a container begins that runs in the shared pool; the reason follows.
-pub const IN_SHARED_POOL: &str = "stays in the shared pool: ";
 
 /// The decision about a container of a known pod.
 #[derive(Debug, Clone, PartialEq)]

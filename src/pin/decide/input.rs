@@ -13,6 +13,9 @@ use crate::pod::{
     Recognition, RecognizedPod,
 };
 
+/// How the note of a container begins that runs in the shared pool; the reason follows.
+pub const IN_SHARED_POOL: &str = "stays in the shared pool: ";
+
 /// What decisions need to know about the node, apart from its pods.
 #[derive(Debug, Clone, Copy)]
 pub struct DecisionContext<'a> {

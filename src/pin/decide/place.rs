@@ -3,8 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use super::super::assignment::union;
-use super::IN_SHARED_POOL;
-use super::input::{ContainerMove, DecisionInput, PodRequest, ShortfallNote};
+use super::input::{ContainerMove, DecisionInput, IN_SHARED_POOL, PodRequest, ShortfallNote};
 use super::known::Description;
 use crate::cpu::{
     CoreKinds, Cores, CpuSet, Owner, Placement, PlacementRefusal, Request, cpu_count,
