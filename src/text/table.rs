@@ -37,6 +37,7 @@ impl Table {
     }
 
     /// Puts the cells of some columns, counted from 0, at the right edge.
+    #[cfg(any(feature = "demo", feature = "bench", test))]
     pub(crate) fn align_right(&mut self, columns: Range<usize>) {
         self.right = columns;
     }

@@ -295,7 +295,7 @@ async fn errors_name_the_remedy() {
     let (code, _, error) = live.pinfold(&["scene", "status", "--live"]).await;
     assert_eq!(code, Some(2));
     assert!(
-        error.contains("check the token or certificate in the kubeconfig"),
+        error.contains("check the token or the client certificate in the kubeconfig"),
         "{error}"
     );
     live.login(ADMIN);

@@ -200,7 +200,7 @@ fn failed_request(failure: &Failure, what: &str, way: &Connection) -> anyhow::Er
     let doing = format!("can't list {what} at {} (by {})", way.server, way.origin);
     if failure.kind() == ErrorKind::NotFound && what == "sceneplans" {
         return anyhow::anyhow!(
-            "{doing}: the cluster has no definition of ScenePlan; install it with pinfold scene crd | kubectl apply -f -"
+            "{doing}: {failure}; the cluster has no definition of ScenePlan: install it with pinfold scene crd | kubectl apply -f -"
         );
     }
     let rights = format!("allow your account to list {what}, or name a different kubeconfig");
