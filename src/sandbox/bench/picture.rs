@@ -292,7 +292,8 @@ mod tests {
         let svg = draw_with(false);
         assert!(svg.contains("threads as on a host with 80 CPUs"), "{svg}");
         assert!(svg.contains("95 % confidence interval"), "{svg}");
-        assert!(svg.contains("used 20 % of the exclusive CPUs") && svg.contains("unreliable"));
+        let share = format!("used {} of the exclusive CPUs", units::percent(0.2));
+        assert!(svg.contains(&share) && svg.contains("unreliable"), "{svg}");
         assert!(!draw_with(true).contains("unreliable"));
     }
 
