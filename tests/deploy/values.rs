@@ -324,6 +324,8 @@ fn monitoring_cases() -> Vec<Case> {
             &format!("{endpoint}/relabelings"),
             json!([
                 {"sourceLabels": ["__meta_kubernetes_pod_node_name"], "targetLabel": "node"},
+                {"sourceLabels": ["__meta_kubernetes_pod_node_name"], "targetLabel": "instance"},
+                {"regex": "pod|container", "action": "labeldrop"},
                 {"action": "labeldrop"},
             ]),
         ),

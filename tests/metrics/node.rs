@@ -230,7 +230,14 @@ pub(crate) fn page() -> Page {
         errors: Vec::new(),
     };
     let cgroups = Cgroups::detect(&root.join("sys/fs/cgroup")).unwrap();
-    let mut page = Sources::new(cgroups, Proc::new(root), root).collect(&snapshot);
+    let sources = Sources::new(cgroups, Proc::new(root), root);
+    // The containers come after the agent's first scrape, so that what their tasks have counted is counted.
+    let before = Snapshot {
+        containers: Vec::new(),
+        ..snapshot.clone()
+    };
+    sources.collect(&before);
+    let mut page = sources.collect(&snapshot);
     let agent = AgentMetrics::new().unwrap();
     agent.reconciles.with_label_values(&["timer"]).inc_by(3);
     agent.steps.with_label_values(&["done"]).inc_by(4);
