@@ -17,8 +17,6 @@ use tempfile::TempDir;
 
 #[path = "support/machine.rs"]
 mod machine;
-#[path = "support/repository.rs"]
-mod repository;
 
 /// A machine of two sockets, 32 CPUs and two threads a core.
 const MACHINE: &str = "32amd64-4s2n4c-cgroup";
@@ -819,7 +817,7 @@ fn a_variable_that_no_option_has_is_a_warning() {
 #[test]
 fn the_variables_of_builds_and_tests_are_known() {
     let mut known: Vec<String> = Vec::new();
-    let mut folders = vec![repository::here("")];
+    let mut folders = vec![machine::repository::here("")];
     while let Some(folder) = folders.pop() {
         for entry in fs::read_dir(folder).unwrap() {
             let path = entry.unwrap().path();

@@ -630,7 +630,11 @@ fn bad_input_is_refused_before_anybody_is_asked() {
         ),
         ("ftp://p", &[], "the scheme is neither http nor https"),
         ("http://u:hunter-2@p", &[], "--token-file"),
-        ("u:hunter-2@p:9090", &[], "is not the URL of a Prometheus server"),
+        (
+            "u:hunter-2@p:9090",
+            &[],
+            "is not the URL of a Prometheus server",
+        ),
         ("http://p/?x=1", &[], "the URL has a query"),
         ("", &[], "is not the URL of a Prometheus server"),
         (

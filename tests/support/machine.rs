@@ -8,7 +8,7 @@ use bzip2::read::BzDecoder;
 use tempfile::TempDir;
 
 #[path = "repository.rs"]
-mod repository;
+pub(crate) mod repository;
 
 /// The names of files that the topology reader may open. The archives hold thousands of others.
 const WANTED: [&str; 22] = [
