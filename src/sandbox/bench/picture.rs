@@ -113,7 +113,7 @@ fn runs(
             10.0,
             Anchor::End,
             PALE,
-            &units::figures(value),
+            &value.to_string(),
         );
     }
     let column = (right - left) / 4.0;
