@@ -7,18 +7,19 @@ source tests/vm/check.sh
 demo=$!
 trap 'tmux kill-server 2>/dev/null; kill -INT "$demo" 2>/dev/null || true; wait || true' EXIT
 
-# complete PATTERN: whether the screen has this line, and is no frame of an agent that does not respond.
+# complete PATTERN: whether the screen has this line, and is no frame of an agent that does not respond. Keeps the screen.
 complete() {
-    local screen
+    local plain
     # A guest that looks all the time has no time for the demo.
     sleep 2
-    screen=$(tmux capture-pane -p -t top) || return 1
-    [[ $screen != *"no response"* ]] && grep -E "$1" >/dev/null <<<"$screen"
+    captured=$(tmux capture-pane -e -p -t top) || return 1
+    plain=$(sed $'s/\e\\[[0-9;]*m//g' <<<"$captured")
+    [[ $plain != *"no response"* ]] && grep -E "$1" >/dev/null <<<"$plain"
 }
-# screen NAME: prints what the terminal shows.
+# screen NAME: prints the screen that was complete.
 screen() {
     echo "$1 begins"
-    tmux capture-pane -e -p -t top | base64
+    base64 <<<"$captured"
     echo "$1 ends"
 }
 
