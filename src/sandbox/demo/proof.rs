@@ -161,11 +161,12 @@ impl Intruder {
 
     async fn attempt(&self, means: Means) -> anyhow::Result<Attempt> {
         let before = self.allowed()?;
+        // From before the attempt: the agent may have repaired a write before the write returns to this process.
+        let began = Instant::now();
         let tried = match means {
             Means::Affinity => set_affinity(self.pid, self.cpu),
             Means::Cpuset => self.write_cpuset(),
         };
-        let began = Instant::now();
         let at_once = self.allowed()?;
         // Refused or not, what counts is where the process may run.
         let mut was_allowed = at_once.contains(self.cpu);
