@@ -5,7 +5,8 @@
 //! 3. [`tasks`] says which task of a training job belongs to which slot. [`render()`] makes the job's objects from the tasks.
 //! 4. [`simulate()`] shows which node each task would get.
 //! 5. [`report`] describes the work of a training job in a case, from the series of a Prometheus.
-//! 6. [`statistics`] says how sure a comparison of runs is. The bench uses it, too.
+//! 6. [`results`] is what an experiment leaves in a folder.
+//! 7. [`statistics`] says how sure a comparison of runs is. The bench uses it, too.
 
 #![warn(clippy::too_many_lines, clippy::excessive_nesting)]
 
@@ -14,6 +15,7 @@ mod check;
 mod import;
 mod render;
 pub mod report;
+pub mod results;
 mod simulate;
 pub mod statistics;
 

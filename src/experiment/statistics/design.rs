@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 use super::questions::{Condition, Part, Question};
 
@@ -28,7 +28,7 @@ pub struct DesignOptions {
 }
 
 /// What an experiment varies and asks, how often, and how sure an answer must be.
-#[derive(Debug, Clone, PartialEq, Serialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Design {
     conditions: BTreeSet<Condition>,

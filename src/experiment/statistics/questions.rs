@@ -1,9 +1,9 @@
 //! What an experiment varies, and what it asks: [`Condition`], [`Run`], [`Question`], [`Part`].
 
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 /// How the training pods of a run get CPUs and threads: the two factors of an experiment on one layout of tasks.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Way {
     /// Exclusive CPUs, instead of the shared pool.
@@ -14,7 +14,7 @@ pub struct Way {
 
 /// What a run is a run of. Scenes and cases are numbered from 0, in the order of the experiment's plan; the bench has one of
 /// each.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Condition {
     pub scene: usize,
@@ -34,7 +34,7 @@ pub struct Run {
 }
 
 /// The question of a contrast: which factor changes while all others stay.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub enum Question {
     /// Exclusive CPUs against shared ones.
