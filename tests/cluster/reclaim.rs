@@ -10,10 +10,10 @@ use std::time::{Duration, Instant};
 use k8s_openapi::jiff::{SignedDuration, Timestamp};
 use pinfold::cluster::reclaim::{ReclaimRound, Reclaimer};
 use pinfold::cluster::{Api, ErrorKind};
-use pinfold::experiment::{AMOUNTS, Slice, TrainingJob, WorkloadFormat, render};
+use pinfold::experiment::{AMOUNTS, RenderRequest, Slice, TrainingJob, WorkloadFormat, render};
 use pinfold::scene::{
-    ItemKind, JobOutcome, ReclaimAnnotations, ReclaimItem, ReclaimLabels, ReclaimVerdict, read,
-    reclaim,
+    ItemKind, JobOutcome, ReclaimAnnotations, ReclaimItem, ReclaimLabels, ReclaimVerdict,
+    ScenePlan, read, reclaim,
 };
 use proptest::prelude::*;
 use serde_json::{Value, json};
@@ -22,22 +22,29 @@ use crate::fakeapi::{ADMIN, FakeApi, Fault, FaultScope, yaml};
 
 const ACCOUNT: &str = "system:serviceaccount:pinfold:pinfold-reclaim";
 
+/// The native objects of a job in a case.
+fn rendered(plan: &ScenePlan, (scene, case): (&str, &str), job: &TrainingJob) -> Vec<Value> {
+    render(&RenderRequest {
+        plan,
+        scene,
+        case,
+        job,
+        format: WorkloadFormat::Native,
+        slice: &Slice::default(),
+        run: None,
+        amounts: AMOUNTS,
+    })
+    .unwrap()
+    .objects
+}
+
 /// The objects of a job of scene 2, case 2: 50 workers, 5 parameter servers.
 fn objects(name: &str) -> Vec<Value> {
     let text = std::fs::read_to_string(yaml::here("deploy/examples/scenes.yaml")).unwrap();
     let plan = read(&text, "scenes.yaml").unwrap().remove(0).plan.unwrap();
     let file = format!("name: {name}\nnamespace: train\nimage: i\nscript: s\nreclaim: {{}}\n");
     let job = TrainingJob::read(&file, "job.yaml").unwrap().unwrap();
-    render(
-        &plan,
-        ("2", "2"),
-        &job,
-        WorkloadFormat::Native,
-        &Slice::default(),
-        AMOUNTS,
-    )
-    .unwrap()
-    .objects
+    rendered(&plan, ("2", "2"), &job)
 }
 
 /// The plan of a job with a chief, 2 workers, an evaluator and 2 parameter servers.
@@ -70,16 +77,7 @@ pub(crate) fn with_chief(name: &str, chief: Option<i64>) -> Vec<Value> {
         .unwrap();
     let file = format!("name: {name}\nnamespace: train\nimage: i\nscript: s\nreclaim: {{}}\n");
     let job = TrainingJob::read(&file, "job.yaml").unwrap().unwrap();
-    let mut all = render(
-        &plan,
-        ("1", "1"),
-        &job,
-        WorkloadFormat::Native,
-        &Slice::default(),
-        AMOUNTS,
-    )
-    .unwrap()
-    .objects;
+    let mut all = rendered(&plan, ("1", "1"), &job);
     for object in &mut all {
         object["metadata"]["creationTimestamp"] = json!(ago(7200));
         match (object["kind"].as_str(), chief) {

@@ -6,8 +6,9 @@ use std::path::Path;
 use k8s_openapi::api::apps::v1::Deployment;
 use k8s_openapi::api::batch::v1::Job;
 use k8s_openapi::api::core::v1::{ConfigMap, PersistentVolumeClaim, Service};
-use pinfold::experiment::{Rendered, Slice, TrainingJob, WorkloadFormat, render};
+use pinfold::experiment::{RenderRequest, Rendered, Slice, TrainingJob, WorkloadFormat, render};
 use pinfold::pod::{self, Entitlement, PodRole, Policy};
+use pinfold::scene::ScenePlan;
 use proptest::prelude::*;
 use serde_json::{Value, json};
 
@@ -43,20 +44,39 @@ pub(crate) fn job(text: &str) -> TrainingJob {
         .unwrap_or_else(|findings| panic!("{findings:?}"))
 }
 
+/// A request for the objects of a job in a case, outside any experiment.
+pub(crate) fn request<'a>(
+    plan: &'a ScenePlan,
+    (scene, case): (&'a str, &'a str),
+    job: &'a TrainingJob,
+    format: WorkloadFormat,
+    slice: &'a Slice,
+) -> RenderRequest<'a> {
+    RenderRequest {
+        plan,
+        scene,
+        case,
+        job,
+        format,
+        slice,
+        run: None,
+        amounts: AMOUNTS,
+    }
+}
+
 pub(crate) fn rendered(
     job: &TrainingJob,
     scene: &str,
     case: &str,
     format: WorkloadFormat,
 ) -> Rendered {
-    render(
+    render(&request(
         &plan(&example()),
         (scene, case),
         job,
         format,
         &Slice::default(),
-        AMOUNTS,
-    )
+    ))
     .unwrap()
 }
 
@@ -87,7 +107,7 @@ spec:
         ] {
             let case = (scene, "1");
             let rendered =
-                render(&plan(text), case, &job, format, &Slice::default(), AMOUNTS).unwrap();
+                render(&request(&plan(text), case, &job, format, &Slice::default())).unwrap();
             let pods = pods(&rendered.objects);
             assert!(!pods.is_empty());
             for pod in &pods {
@@ -586,14 +606,13 @@ fn slices_are_parts_of_the_whole() {
             from,
             to,
         };
-        render(
+        render(&request(
             &plan,
             ("2", "2"),
             &job,
             WorkloadFormat::Native,
             &slice,
-            AMOUNTS,
-        )
+        ))
     };
     for (role, from, to, tasks) in [
         (Some("ps"), None, None, 5),
@@ -631,14 +650,13 @@ fn slices_are_parts_of_the_whole() {
         role: Some("ps".to_owned()),
         ..Slice::default()
     };
-    let refused = render(
+    let refused = render(&request(
         &plan,
         ("2", "2"),
         &job,
         WorkloadFormat::Tfjob,
         &all,
-        AMOUNTS,
-    )
+    ))
     .unwrap_err();
     assert!(
         refused.to_string().contains("need the format native"),
@@ -852,7 +870,7 @@ proptest! {
         job.env = BTreeMap::from([("RUN".to_owned(), value.replace('$', "$$"))]);
         job.args = Vec::new();
         let slice = Slice { role: Some("ps".to_owned()), ..Slice::default() };
-        let objects = render(&plan(&example()), ("1", "1"), &job, WorkloadFormat::Native, &slice, AMOUNTS).unwrap().objects;
+        let objects = render(&request(&plan(&example()), ("1", "1"), &job, WorkloadFormat::Native, &slice)).unwrap().objects;
         let read = super::yaml::parse(&yaml(&objects), "rendered");
         prop_assert_eq!(&read, &objects);
         let (env, words) = started(&read, &pods(&read)[0].template);

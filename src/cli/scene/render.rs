@@ -9,7 +9,9 @@ use serde_json::{Value, json};
 use super::case::CaseArgs;
 use super::files;
 use crate::cli::output::Several;
-use crate::experiment::{AMOUNTS, Faults, Reclaim, Slice, TrainingJob, WorkloadFormat, render};
+use crate::experiment::{
+    AMOUNTS, Faults, Reclaim, RenderRequest, Slice, TrainingJob, WorkloadFormat, render,
+};
 use crate::text::values::whole;
 
 /// Print the objects of a training cluster for one case of a plan.
@@ -142,7 +144,16 @@ impl RenderArgs {
             from: self.from,
             to: self.to,
         };
-        let rendered = match render(&plan, (&scene, &case), &job, format, &slice, AMOUNTS) {
+        let rendered = match render(&RenderRequest {
+            plan: &plan,
+            scene: &scene,
+            case: &case,
+            job: &job,
+            format,
+            slice: &slice,
+            run: None,
+            amounts: AMOUNTS,
+        }) {
             Ok(rendered) => rendered,
             Err(faults) => return Err(refused("rendered", &faults)),
         };

@@ -28,6 +28,7 @@ use std::collections::BTreeMap;
 
 use serde_json::Value;
 
+use super::statistics::Way;
 use crate::scene::{Amounts, NoSuchCase, ScenePlan};
 use crate::text::counted;
 pub use amounts::{TaskResources, requested_resources};
@@ -47,9 +48,35 @@ const LARGEST_APPLIED: usize = 256 << 10;
 /// later the status.
 const LARGEST_STORED: usize = 900_000;
 
+/// What is rendered: a training job in one case of a plan.
+#[derive(Debug, Clone, Copy)]
+pub struct RenderRequest<'a> {
+    pub plan: &'a ScenePlan,
+    pub scene: &'a str,
+    pub case: &'a str,
+    pub job: &'a TrainingJob,
+    pub format: WorkloadFormat,
+    pub slice: &'a Slice,
+    /// The run of an experiment that the objects belong to, if any.
+    pub run: Option<&'a RunTag>,
+    pub amounts: Amounts,
+}
+
+/// A run of an experiment: the objects carry it as labels, and its way decides about CPUs and threads.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct RunTag {
+    /// The experiment's id: lower-case letters and digits.
+    pub experiment: String,
+    pub way: Way,
+    /// The number of the run, from 1.
+    pub run: u32,
+}
+
 /// A training cluster's objects, in the order in which they are to be created.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Rendered {
+    /// The training job's name in the cluster: the value of the label `name`, with which all objects' names begin.
+    pub name: String,
     pub objects: Vec<Value>,
     /// Warnings for the person who applies the objects.
     pub warnings: Vec<String>,
@@ -59,14 +86,17 @@ pub struct Rendered {
 ///
 /// # Errors
 /// Everything that is missing or impossible, at once.
-pub fn render(
-    plan: &ScenePlan,
-    (scene, case): (&str, &str),
-    job: &TrainingJob,
-    format: WorkloadFormat,
-    slice: &Slice,
-    amounts: Amounts,
-) -> Result<Rendered, Faults> {
+pub fn render(request: &RenderRequest<'_>) -> Result<Rendered, Faults> {
+    let RenderRequest {
+        plan,
+        scene,
+        case,
+        job,
+        format,
+        slice,
+        amounts,
+        ..
+    } = *request;
     let roles =
         roles(plan, scene, case).map_err(|error: NoSuchCase| Faults(vec![error.to_string()]))?;
     let (mut faults, mut warnings) = (Faults::default(), Vec::new());
@@ -117,7 +147,11 @@ pub fn render(
     };
     let objects = made.map_err(|what| Faults(vec![what]))?;
     check_sizes(&objects, &mut warnings)?;
-    Ok(Rendered { objects, warnings })
+    Ok(Rendered {
+        name: cluster.name.to_owned(),
+        objects,
+        warnings,
+    })
 }
 
 /// Adds a fault for each missing setting of the job.

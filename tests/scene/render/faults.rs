@@ -2,18 +2,17 @@
 
 use pinfold::experiment::{Slice, TrainingJob, WorkloadFormat, render};
 
-use super::render::{FORMATS, full, job, rendered};
-use super::{AMOUNTS, example, plan};
+use super::render::{FORMATS, full, job, rendered, request};
+use super::{example, plan};
 
 fn refused(job: &TrainingJob) -> Vec<String> {
-    let result = render(
+    let result = render(&request(
         &plan(&example()),
         ("2", "2"),
         job,
         WorkloadFormat::Native,
         &Slice::default(),
-        AMOUNTS,
-    );
+    ));
     let faults = result.unwrap_err();
     faults.iter().map(str::to_owned).collect()
 }
@@ -50,14 +49,13 @@ fn a_case_without_tasks_is_refused() {
     let without = example().replace(", perNode: {worker: 10, ps: 1}", "");
     let job = full();
     for format in FORMATS {
-        let result = render(
+        let result = render(&request(
             &plan(&without),
             ("1", "1"),
             &job,
             format,
             &Slice::default(),
-            AMOUNTS,
-        );
+        ));
         let faults = result.unwrap_err().to_string();
         assert!(
             faults.contains("case 1 of scene 1 in plan ps-locality has no tasks")
@@ -281,14 +279,13 @@ fn an_object_that_no_api_server_stores_is_refused() {
     }
     job.env.insert("LONG".to_owned(), "x".repeat(4_000));
     for format in [WorkloadFormat::Volcano, WorkloadFormat::Jobset] {
-        let refused = render(
+        let refused = render(&request(
             &plan(&example()),
             ("2", "4"),
             &job,
             format,
             &Slice::default(),
-            AMOUNTS,
-        )
+        ))
         .unwrap_err();
         let refused = refused.to_string();
         assert!(
@@ -366,14 +363,13 @@ fn surprising_settings_give_warnings() {
     let mut undecided = plan(&example());
     undecided.spec.roles.get_mut("worker").unwrap().pin = None;
     let job = job("name: a\nimage: i\nscript: s\n");
-    let rendered = render(
+    let rendered = render(&request(
         &undecided,
         ("2", "1"),
         &job,
         WorkloadFormat::Native,
         &Slice::default(),
-        AMOUNTS,
-    )
+    ))
     .unwrap();
     assert_eq!(rendered.warnings.len(), 1);
     assert!(rendered.warnings[0].contains("tasks of role worker get no exclusive CPUs"));

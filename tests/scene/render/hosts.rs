@@ -4,8 +4,8 @@ use pinfold::experiment::{Rendered, Slice, WorkloadFormat, render};
 use pinfold::scene::ScenePlan;
 use serde_json::Value;
 
-use super::render::{faults, full, pods, started};
-use super::{AMOUNTS, SMALL, plan};
+use super::render::{faults, full, pods, request, started};
+use super::{SMALL, plan};
 
 /// The longest argument on Linux, zero byte included (MAX_ARG_STRLEN).
 const LONGEST: usize = 131_072;
@@ -29,14 +29,13 @@ fn last(workers: u32, args: &[&str]) -> Result<Rendered, String> {
         from: Some(workers - 1),
         to: None,
     };
-    let rendered = render(
+    let rendered = render(&request(
         &crowded(workers),
         ("2", "1"),
         &job,
         WorkloadFormat::Native,
         &slice,
-        AMOUNTS,
-    );
+    ));
     rendered.map_err(|faults| faults.to_string())
 }
 
@@ -94,14 +93,13 @@ fn a_text_that_no_program_gets_is_refused_and_the_one_before_it_is_not() {
 fn thousands_of_tasks_share_one_list() {
     let job = full();
     let plan = crowded(3000);
-    let whole = render(
+    let whole = render(&request(
         &plan,
         ("2", "1"),
         &job,
         WorkloadFormat::Native,
         &Slice::default(),
-        AMOUNTS,
-    )
+    ))
     .unwrap()
     .objects;
     let lists: Vec<&Value> = whole
@@ -119,14 +117,13 @@ fn thousands_of_tasks_share_one_list() {
         from: Some(2999),
         to: None,
     };
-    let part = render(
+    let part = render(&request(
         &plan,
         ("2", "1"),
         &job,
         WorkloadFormat::Native,
         &slice,
-        AMOUNTS,
-    )
+    ))
     .unwrap()
     .objects;
     assert!(part.iter().all(|object| whole.contains(object)));

@@ -10,7 +10,7 @@ use pinfold::experiment::{Slice, SuccessPolicy as JobsPolicy, WorkloadFormat, re
 use serde::{Deserialize, Serialize};
 use serde_json::json;
 
-use super::render::{CASES, full, rendered, wanted};
+use super::render::{CASES, full, rendered, request, wanted};
 
 macro_rules! strict {
     ($($name:ident { $($field:ident: $type:ty,)* })*) => {
@@ -229,14 +229,13 @@ fn with_chief(policy: Option<JobsPolicy>, format: WorkloadFormat) -> pinfold::ex
         success_policy: policy,
         ..full()
     };
-    render(
+    render(&request(
         &super::plan(WITH_CHIEF),
         ("1", "1"),
         &job,
         format,
         &Slice::default(),
-        super::AMOUNTS,
-    )
+    ))
     .unwrap()
 }
 
@@ -445,15 +444,8 @@ fn names_are_as_short_as_each_format_wants() {
         assert!(!rendered(&job, "2", "4", format).objects.is_empty());
         job.name = Some("n".repeat(longest + 1));
         let plan = super::plan(&super::example());
-        let refused = render(
-            &plan,
-            ("2", "4"),
-            &job,
-            format,
-            &Slice::default(),
-            super::AMOUNTS,
-        )
-        .unwrap_err();
+        let refused =
+            render(&request(&plan, ("2", "4"), &job, format, &Slice::default())).unwrap_err();
         let words = "names of tasks would have 64 characters, and the limit is 63";
         assert!(refused.to_string().contains(words), "{format:?}: {refused}");
     }
