@@ -44,6 +44,7 @@
 //! | [`agent`] | configuration, schedule, reconciler, runtime requests, HTTP, lifecycle | all above but `experiment` `promql` | decide placement, entitlement or labels |
 //! | [`client`] | talks to a running agent: its HTTP API, the model behind `top` | `text` `cpu` `pod` | be needed by the agent |
 //! | [`sandbox`] | real cgroups and processes without a cluster, for demo and bench | all above | be needed by the agent |
+//! | [`lab`] | carries out experiments on a cluster: `pinfold scene run` | `text` `pod` `scene` `experiment` `cluster` `client` `promql` | be used by the agent |
 //! | [`cli`] | arguments, subcommands, output | all above | contain logic |
 //!
 //! Cargo features, all on by default, leave parts out: `experiments` has [`experiment`], [`promql`] and `pinfold scene`;
@@ -135,6 +136,8 @@ pub mod cpu;
 #[cfg(feature = "experiments")]
 pub mod experiment;
 pub mod host;
+#[cfg(feature = "lab")]
+pub mod lab;
 pub mod metrics;
 pub mod nri;
 pub mod pin;

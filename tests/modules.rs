@@ -15,7 +15,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 /// Each module and the modules that each may import. The table in `src/lib.rs` is the same.
-const MODULES: [(&str, &[&str]); 15] = [
+const MODULES: [(&str, &[&str]); 16] = [
     ("text", &[]),
     ("cpu", &[]),
     ("pod", &["text", "cpu"]),
@@ -53,6 +53,18 @@ const MODULES: [(&str, &[&str]); 15] = [
         ],
     ),
     (
+        "lab",
+        &[
+            "text",
+            "pod",
+            "scene",
+            "experiment",
+            "cluster",
+            "client",
+            "promql",
+        ],
+    ),
+    (
         "cli",
         &[
             "text",
@@ -69,6 +81,7 @@ const MODULES: [(&str, &[&str]); 15] = [
             "agent",
             "client",
             "sandbox",
+            "lab",
         ],
     ),
 ];

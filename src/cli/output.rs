@@ -143,6 +143,12 @@ pub(crate) fn warn(message: impl fmt::Display) {
     complain(format_args!("warning: {message}"));
 }
 
+/// Prints what a long command has done, as a line on standard error. If nobody can read it, the work goes on.
+#[cfg(feature = "lab")]
+pub(crate) fn progress(message: &str) {
+    let _ = writeln!(io::stderr(), "{}", escape(message));
+}
+
 /// The text of the error with which a command ends. Of a [`Several`], each mistake gets a line.
 pub(super) fn complaint(error: &anyhow::Error) -> String {
     let lines = match error.downcast_ref::<Several>() {

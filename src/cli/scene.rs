@@ -10,6 +10,8 @@ mod live;
 mod reclaim;
 mod render;
 mod report;
+#[cfg(feature = "lab")]
+mod run;
 mod simulate;
 mod status;
 
@@ -30,6 +32,7 @@ use crate::scene::definition;
   pinfold scene import --live > plan.yaml             make a plan from the labels of the nodes
   pinfold scene simulate plan.yaml --count 10         show each task's node, with 10 invented nodes
   pinfold scene render plan.yaml --job job.yaml       print the objects of a training cluster
+  pinfold scene run plan.yaml --job job.yaml          run the whole experiment, with every case and way
   pinfold scene reclaim --watch                       delete the parameter servers of ended jobs
   pinfold scene report --prometheus URL               report the resource use of the jobs
   pinfold scene crd | kubectl apply -f -              install the definition of ScenePlan
@@ -48,6 +51,8 @@ enum SceneCommand {
     Import(import::Import),
     Render(Box<render::RenderArgs>),
     Simulate(simulate::SimulateArgs),
+    #[cfg(feature = "lab")]
+    Run(Box<run::SceneRunArgs>),
     #[cfg(feature = "reclaim")]
     Reclaim(reclaim::ReclaimArgs),
     Report(Box<report::ReportArgs>),
@@ -66,6 +71,8 @@ impl SceneArgs {
             SceneCommand::Import(args) => args.run(),
             SceneCommand::Render(args) => args.run(),
             SceneCommand::Simulate(args) => args.run(),
+            #[cfg(feature = "lab")]
+            SceneCommand::Run(args) => args.run(),
             #[cfg(feature = "reclaim")]
             SceneCommand::Reclaim(args) => args.run(),
             SceneCommand::Report(args) => args.run(),

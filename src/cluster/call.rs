@@ -228,6 +228,33 @@ impl Api {
         answer
     }
 
+    /// Sends a request whose answer is a text, for example a container's log. Of a longer text only the beginning counts.
+    ///
+    /// # Errors
+    /// Any [`Failure`]; the counters include it.
+    #[cfg(feature = "lab")]
+    pub(super) async fn text(
+        &self,
+        call: Call,
+        request: Request<Vec<u8>>,
+    ) -> Result<String, Failure> {
+        let sent = tokio::time::timeout(self.deadline, async {
+            let mut body = self.send(call, request).await?.into_body();
+            let mut bytes = Vec::new();
+            while let Some(frame) = body.frame().await {
+                let frame = frame.map_err(|error| self.broken(&error))?;
+                bytes.extend_from_slice(frame.data_ref().map_or(&[][..], |data| data));
+                if bytes.len() > LONGEST_ANSWER {
+                    break;
+                }
+            }
+            Ok(String::from_utf8_lossy(&bytes).into_owned())
+        });
+        let answer = sent.await.unwrap_or(Err(Failure::Timeout(self.deadline)));
+        self.count(&answer);
+        answer
+    }
+
     /// Sends a watch request, and returns its lines.
     pub(super) async fn open(
         &self,

@@ -8,6 +8,7 @@
 //!                              ├─> events   a queue that never blocks, Events with counts
 //!                              ├─> review   whether a caller of the agent may read a path
 //!                              ├─> agents   the agents' pods, and port-forwards to agents (not used by the agent)
+//!                              ├─> patient  requests that outlast a restart of the server (not used by the agent)
 //!                              ├─> reclaim  parameter servers whose job has ended (not used by the agent)
 //!                              └─> plan_status  the status of the ScenePlans (not used by the agent)
 //! ```
@@ -36,6 +37,8 @@ mod list;
 #[cfg(feature = "reclaim")]
 mod objects;
 pub mod own_node;
+#[cfg(feature = "lab")]
+pub mod patient;
 pub mod peers;
 #[cfg(feature = "reclaim")]
 pub mod plan_status;

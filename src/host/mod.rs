@@ -14,6 +14,7 @@ pub mod counters;
 pub mod file;
 pub mod knobs;
 pub mod limits;
+pub mod machine;
 pub mod netlink;
 pub mod netns;
 #[cfg(feature = "sandbox")]

@@ -9,10 +9,11 @@ pub const COMMIT: &str = match option_env!("PINFOLD_COMMIT") {
 };
 
 /// Each Cargo feature by name, and whether the build has it.
-const FEATURES: [(&str, bool); 8] = [
+const FEATURES: [(&str, bool); 9] = [
     ("bench", cfg!(feature = "bench")),
     ("demo", cfg!(feature = "demo")),
     ("experiments", cfg!(feature = "experiments")),
+    ("lab", cfg!(feature = "lab")),
     ("man", cfg!(feature = "man")),
     ("portforward", cfg!(feature = "portforward")),
     ("reclaim", cfg!(feature = "reclaim")),

@@ -163,6 +163,8 @@ families! {
         "The verdict on the container's number of threads, and the likely cause, always 1.");
     ENFORCEMENT_INFO = info("pinfold_enforcement_info", &["enforcement", "reason"],
         "How Pinfold enforces assignments on this node, and why, always 1. The agent's /status has the details.");
+    MACHINE_INFO = info("pinfold_machine_info", &["cpu_model", "emulated"],
+        "The model of the node's CPUs, and whether they are emulated, so that times mean nothing; always 1.");
     NODE_CPUS = gauge("pinfold_node_cpus", &["state"],
         "CPUs of the node by state: online, reserved, shared, exclusive, and lost (online CPUs that no cpuset has).");
     NODE_RDMA_PORT_EVENTS = counter("pinfold_node_rdma_port_events_total", &["device", "port", "event"],

@@ -174,7 +174,7 @@ impl LiveCluster {
 }
 
 /// Plans as documents. A plan that can't be read becomes a document with findings.
-fn documents(objects: Vec<serde_json::Value>) -> anyhow::Result<Vec<Document>> {
+pub(super) fn documents(objects: Vec<serde_json::Value>) -> anyhow::Result<Vec<Document>> {
     ensure!(
         !objects.is_empty(),
         "the cluster has no ScenePlan: create one with kubectl apply -f PLAN.yaml"

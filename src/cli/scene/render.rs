@@ -79,7 +79,7 @@ pub(super) struct RenderArgs {
 
 /// The kind of the objects.
 #[derive(Debug, Clone, Copy, Default, ValueEnum)]
-enum WorkloadKind {
+pub(super) enum WorkloadKind {
     /// Jobs, Deployments and Services.
     #[default]
     Native,
@@ -99,6 +99,19 @@ enum RenderOutput {
     Yaml,
     /// One List.
     Json,
+}
+
+// === impl WorkloadKind ===
+
+impl From<WorkloadKind> for WorkloadFormat {
+    fn from(kind: WorkloadKind) -> Self {
+        match kind {
+            WorkloadKind::Native => Self::Native,
+            WorkloadKind::Tfjob => Self::Tfjob,
+            WorkloadKind::Volcano => Self::Volcano,
+            WorkloadKind::Jobset => Self::Jobset,
+        }
+    }
 }
 
 // === impl RenderArgs ===
@@ -133,12 +146,7 @@ impl RenderArgs {
         }
         let (plan, _) = self.case.with_cluster(false)?;
         let (scene, case) = self.case.names(&plan, &job)?;
-        let format = match self.format {
-            WorkloadKind::Native => WorkloadFormat::Native,
-            WorkloadKind::Tfjob => WorkloadFormat::Tfjob,
-            WorkloadKind::Volcano => WorkloadFormat::Volcano,
-            WorkloadKind::Jobset => WorkloadFormat::Jobset,
-        };
+        let format = WorkloadFormat::from(self.format);
         let slice = Slice {
             role: self.role,
             from: self.from,

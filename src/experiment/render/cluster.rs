@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 use super::amounts::TaskResources;
@@ -15,7 +15,8 @@ use crate::scene::{CHIEF, EVALUATOR, PS, ScenePlan};
 pub(super) const RETRIES: u32 = 6;
 
 /// Which objects are made.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
 pub enum WorkloadFormat {
     /// Jobs, Deployments and Services.
     #[default]
@@ -65,6 +66,20 @@ pub(super) struct ResolvedJob<'a> {
 /// An object as a value. All rendered maps have texts as keys, so the conversion does not fail in practice.
 pub(super) fn value(object: &impl Serialize) -> Result<Value, String> {
     serde_json::to_value(object).map_err(|error| format!("an object can't be written: {error}"))
+}
+
+// === impl WorkloadFormat ===
+
+impl WorkloadFormat {
+    /// The format's name on the command line.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Native => "native",
+            Self::Tfjob => "tfjob",
+            Self::Volcano => "volcano",
+            Self::Jobset => "jobset",
+        }
+    }
 }
 
 // === impl ResolvedJob ===

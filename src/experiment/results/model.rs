@@ -68,6 +68,9 @@ pub struct NodeFacts {
     pub allocatable_millicpus: Option<u64>,
     /// How the agent enforces exclusive CPUs: `partition`, `cpuset` or `observe`.
     pub enforcement: Option<String>,
+    /// The CPUs' model, as in /proc/cpuinfo.
+    #[serde(default)]
+    pub cpu_model: Option<String>,
     /// Whether the node's CPUs are emulated, so that its times mean nothing.
     pub emulated: Option<bool>,
 }

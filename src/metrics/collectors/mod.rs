@@ -34,6 +34,7 @@ use super::families::{
 };
 use super::page::{Labels, Lines, Page};
 use crate::host::cgroup::{Cgroups, Counters};
+use crate::host::machine::Machine;
 use crate::host::proc::{self, NetnsHandles, Proc, Reader};
 use crate::host::{counters::perf, limits};
 use crate::pin::Snapshot;
@@ -109,7 +110,7 @@ impl Collectors {
         let limits = limits::raise_open_file_limit();
         let root = host.root.as_path();
         let collectors: [Box<dyn Collector>; 13] = [
-            Box::new(state::StateCollector),
+            Box::new(state::StateCollector(Machine::read(root))),
             Box::new(cgroup::CgroupCollector),
             Box::new(threads::ThreadsCollector::new(root)),
             Box::new(tasks::TasksCollector),

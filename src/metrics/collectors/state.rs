@@ -4,17 +4,18 @@ use std::collections::BTreeMap;
 
 use super::super::families::{
     CONTAINER_CPUS_ALLOWED, CONTAINER_CPUS_ASSIGNED, CONTAINER_CPUSET_INFO,
-    CONTAINER_THREADS_EXPECTED, ENFORCEMENT_INFO, NODE_CPUS, POD_INFO, POD_NOT_PINNED,
-    POD_OWNED_CPUS,
+    CONTAINER_THREADS_EXPECTED, ENFORCEMENT_INFO, MACHINE_INFO, NODE_CPUS, POD_INFO,
+    POD_NOT_PINNED, POD_OWNED_CPUS,
 };
 use super::super::page::{Labels, Page};
 use super::measured::{CollectOutcome, is_measured, pod_labels};
 use super::scrape::{Collector, Scrape};
 use crate::cpu::CpuSet;
+use crate::host::machine::Machine;
 use crate::pin::snapshot::ContainerState;
 
 #[derive(Debug)]
-pub(super) struct StateCollector;
+pub(super) struct StateCollector(pub(super) Machine);
 
 impl Collector for StateCollector {
     fn name(&self) -> &'static str {
@@ -23,9 +24,23 @@ impl Collector for StateCollector {
 
     fn collect(&mut self, scrape: &mut Scrape<'_>, page: &mut Page) -> CollectOutcome {
         node(page, scrape);
+        self.machine(page);
         pods(page, scrape);
         containers(page, scrape);
         CollectOutcome::Complete
+    }
+}
+
+// === impl StateCollector ===
+
+impl StateCollector {
+    fn machine(&self, page: &mut Page) {
+        let emulated = if self.0.is_emulated { "true" } else { "false" };
+        let labels = [
+            ("cpu_model", self.0.cpu_model.as_str()),
+            ("emulated", emulated),
+        ];
+        page.add_info(&MACHINE_INFO, &labels);
     }
 }
 

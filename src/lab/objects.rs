@@ -1,0 +1,282 @@
+//! The objects of an experiment in the cluster: creation, deletion, and the wait until they are gone.
+
+use std::time::Duration;
+
+use anyhow::{Context, bail, ensure};
+use k8s_openapi::api::core::v1::Pod;
+use kube::core::params::ListParams;
+use serde::Deserialize;
+use serde_json::{Value, json};
+use tokio::time::Instant;
+
+use super::EXPERIMENT_LABEL;
+use crate::cluster::patient::{Creation, PatientApi};
+use crate::cluster::{ErrorKind, Failure};
+
+/// A kind that scene render makes.
+struct ObjectKind {
+    kind: &'static str,
+    /// The path before the namespace.
+    group: &'static str,
+    plural: &'static str,
+    /// Whether most jobs have none, so that the cluster may lack the kind and the user the right to list it.
+    is_rare: bool,
+}
+
+const fn kind(
+    kind: &'static str,
+    group: &'static str,
+    plural: &'static str,
+    is_rare: bool,
+) -> ObjectKind {
+    ObjectKind {
+        kind,
+        group,
+        plural,
+        is_rare,
+    }
+}
+
+/// The kinds in the order of deletion. The Deployments of servers come first, as at the end of a job; nothing waits for the order.
+const KINDS: [ObjectKind; 9] = [
+    kind("Deployment", "/apis/apps/v1", "deployments", false),
+    kind("Job", "/apis/batch/v1", "jobs", false),
+    kind("Service", "/api/v1", "services", false),
+    kind("ConfigMap", "/api/v1", "configmaps", false),
+    kind(
+        "PersistentVolumeClaim",
+        "/api/v1",
+        "persistentvolumeclaims",
+        true,
+    ),
+    kind("JobSet", "/apis/jobset.x-k8s.io/v1alpha2", "jobsets", true),
+    kind("TFJob", "/apis/kubeflow.org/v1", "tfjobs", true),
+    kind("Job", "/apis/batch.volcano.sh/v1alpha1", "jobs", true),
+    kind(
+        "PodGroup",
+        "/apis/scheduling.volcano.sh/v1beta1",
+        "podgroups",
+        true,
+    ),
+];
+
+/// Between two looks at what goes away.
+const LOOK: Duration = Duration::from_secs(2);
+
+/// The most names in a message.
+const MOST_NAMED: usize = 5;
+
+/// The objects of an experiment in its namespace.
+#[derive(Debug, Clone)]
+pub(super) struct Objects {
+    api: PatientApi,
+    namespace: String,
+    experiment: String,
+}
+
+#[derive(Deserialize)]
+struct Named {
+    metadata: NamedMetadata,
+}
+
+#[derive(Deserialize)]
+struct NamedMetadata {
+    name: String,
+}
+
+// === impl Objects ===
+
+impl Objects {
+    pub(super) fn new(api: PatientApi, namespace: &str, experiment: &str) -> Self {
+        Self {
+            api,
+            namespace: namespace.to_owned(),
+            experiment: experiment.to_owned(),
+        }
+    }
+
+    /// The path of the collection of an object's kind.
+    fn collection(&self, object: &Value) -> anyhow::Result<String> {
+        let text = |key: &str| object[key].as_str().unwrap_or_default();
+        let (version, kind) = (text("apiVersion"), text("kind"));
+        let found = KINDS.iter().find(|known| {
+            known.kind == kind
+                && known
+                    .group
+                    .trim_start_matches("/apis/")
+                    .trim_start_matches("/api/")
+                    == version
+        });
+        let found =
+            found.with_context(|| format!("objects of kind {kind} ({version}) are unknown"))?;
+        Ok(self.path(found))
+    }
+
+    fn path(&self, kind: &ObjectKind) -> String {
+        format!(
+            "{}/namespaces/{}/{}",
+            kind.group, self.namespace, kind.plural
+        )
+    }
+
+    /// Creates the objects in their order. One that exists must be this experiment's own, from a request whose answer got lost.
+    ///
+    /// # Errors
+    /// The server refuses an object, or a name is taken.
+    pub(super) async fn create(&self, objects: &[Value]) -> anyhow::Result<()> {
+        for object in objects {
+            let collection = self.collection(object)?;
+            let kind = object["kind"].as_str().unwrap_or_default();
+            let name = object["metadata"]["name"].as_str().unwrap_or_default();
+            let created = self.api.create(&collection, object).await;
+            let created = created.with_context(|| {
+                format!("can't create {kind} {name} in namespace {}", self.namespace)
+            })?;
+            if created == Creation::Created {
+                continue;
+            }
+            let existing: Option<Value> = self.api.get(&format!("{collection}/{name}")).await?;
+            let label = existing
+                .as_ref()
+                .and_then(|object| object["metadata"]["labels"][EXPERIMENT_LABEL].as_str());
+            ensure!(
+                label == Some(self.experiment.as_str()),
+                "{kind} {name} exists in namespace {} and is not of this experiment: delete it, or choose another namespace \
+                 with --job-namespace",
+                self.namespace
+            );
+        }
+        Ok(())
+    }
+
+    /// Deletes all objects of the experiment.
+    ///
+    /// # Errors
+    /// A request fails.
+    pub(super) async fn delete_all(&self) -> anyhow::Result<()> {
+        for kind in &KINDS {
+            let collection = self.path(kind);
+            for name in self.names(kind, &collection).await? {
+                let deleted = self.api.delete(&format!("{collection}/{name}")).await;
+                deleted.with_context(|| {
+                    format!(
+                        "can't delete {} {name} in namespace {}",
+                        kind.kind, self.namespace
+                    )
+                })?;
+            }
+        }
+        Ok(())
+    }
+
+    /// The names of the experiment's objects of a kind.
+    async fn names(&self, kind: &ObjectKind, collection: &str) -> anyhow::Result<Vec<String>> {
+        let selector = self.selector();
+        match self.api.list_metadata::<Named>(collection, selector).await {
+            Ok(named) => Ok(named
+                .into_iter()
+                .map(|object| object.metadata.name)
+                .collect()),
+            Err(failure) if kind.is_rare && is_absent(&failure) => Ok(Vec::new()),
+            Err(failure) => Err(failure).with_context(|| {
+                format!("can't list {} in namespace {}", kind.plural, self.namespace)
+            }),
+        }
+    }
+
+    fn selector(&self) -> ListParams {
+        ListParams::default().labels(&format!("{EXPERIMENT_LABEL}={}", self.experiment))
+    }
+
+    /// The pods of the experiment.
+    ///
+    /// # Errors
+    /// A request fails.
+    pub(super) async fn pods(&self) -> Result<Vec<Pod>, Failure> {
+        let path = format!("/api/v1/namespaces/{}/pods", self.namespace);
+        self.api.list(&path, "PodList", self.selector()).await
+    }
+
+    /// Waits until no pod of the experiment is left.
+    ///
+    /// # Errors
+    /// Pods are left after the time limit; they are named.
+    pub(super) async fn gone(&self, limit: Duration) -> anyhow::Result<()> {
+        let until = Instant::now() + limit;
+        loop {
+            let pods = self.pods().await?;
+            if pods.is_empty() {
+                return Ok(());
+            }
+            if Instant::now() > until {
+                let names = pods.iter().filter_map(|pod| {
+                    let node = pod.spec.as_ref().and_then(|spec| spec.node_name.as_deref());
+                    Some(format!(
+                        "{} on {}",
+                        pod.metadata.name.as_deref()?,
+                        node.unwrap_or("no node")
+                    ))
+                });
+                let names: Vec<String> = names.take(MOST_NAMED).collect();
+                bail!(
+                    "{} pods of the run still exist {} s after their deletion, among them {}: look at kubectl describe pod -n {}",
+                    pods.len(),
+                    limit.as_secs(),
+                    names.join(", "),
+                    self.namespace
+                );
+            }
+            tokio::time::sleep(LOOK).await;
+        }
+    }
+
+    /// Creates the namespace with the experiment's label.
+    ///
+    /// # Errors
+    /// A request fails.
+    pub(super) async fn create_namespace(&self) -> anyhow::Result<()> {
+        let object = json!({
+            "apiVersion": "v1",
+            "kind": "Namespace",
+            "metadata": {"name": self.namespace, "labels": {EXPERIMENT_LABEL: self.experiment}},
+        });
+        let created = self.api.create("/api/v1/namespaces", &object).await;
+        created.with_context(|| format!("can't create the namespace {}", self.namespace))?;
+        Ok(())
+    }
+
+    /// Deletes the namespace if it has the experiment's label, and waits until it is gone.
+    ///
+    /// # Errors
+    /// A request fails, or the namespace is still there after the time limit.
+    pub(super) async fn delete_namespace(&self, limit: Duration) -> anyhow::Result<()> {
+        let path = format!("/api/v1/namespaces/{}", self.namespace);
+        let until = Instant::now() + limit;
+        loop {
+            let Some(found) = self.api.get::<Value>(&path).await? else {
+                return Ok(());
+            };
+            if found["metadata"]["labels"][EXPERIMENT_LABEL] != json!(self.experiment) {
+                return Ok(());
+            }
+            if found["metadata"]["deletionTimestamp"].is_null() {
+                let deleted = self.api.delete(&path).await;
+                deleted
+                    .with_context(|| format!("can't delete the namespace {}", self.namespace))?;
+            }
+            ensure!(
+                Instant::now() < until,
+                "the namespace {} is still there {} s after its deletion: look at kubectl get namespace {} -o yaml",
+                self.namespace,
+                limit.as_secs(),
+                self.namespace
+            );
+            tokio::time::sleep(LOOK).await;
+        }
+    }
+}
+
+/// Whether a list that failed means that there is nothing.
+fn is_absent(failure: &Failure) -> bool {
+    matches!(failure.kind(), ErrorKind::NotFound | ErrorKind::Forbidden)
+}

@@ -1,0 +1,441 @@
+//! [`TaskPod`] and [`judge`]: how a run's pods are, and what follows for the run.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use k8s_openapi::api::core::v1::{ContainerState, ContainerStatus, Pod};
+use k8s_openapi::jiff::Timestamp;
+
+use crate::scene::{CHIEF, EVALUATOR, PS, TASK_LABELS};
+
+/// After so many restarts of a container, the run has failed: a program that can't work would otherwise run until the time limit.
+const MOST_RESTARTS: u32 = 5;
+
+/// The most pods that a message names.
+const MOST_NAMED: usize = 5;
+
+/// The training operator's label with the number of a replica.
+const REPLICA_INDEX: &str = "training.kubeflow.org/replica-index";
+
+/// The pod of a task.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub(super) struct TaskPod {
+    pub name: String,
+    pub uid: String,
+    pub role: String,
+    pub index: u32,
+    pub node: Option<String>,
+    /// The name of the container with the task's program.
+    pub container: String,
+    /// When its container began, in the last try.
+    pub began: Option<Timestamp>,
+    /// When its container ended; `None` while it runs.
+    pub ended: Option<Timestamp>,
+    pub restarts: u32,
+    pub state: PodState,
+}
+
+/// How a pod is.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub(super) enum PodState {
+    /// Its container has not begun, for this reason.
+    Waiting(String),
+    #[default]
+    Running,
+    Succeeded,
+    /// It has ended for good, for this reason.
+    Failed(String),
+    /// Somebody deletes it.
+    Leaving(String),
+}
+
+/// What a run needs.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub(super) struct ExpectedTasks {
+    /// The number of tasks by role.
+    pub count: BTreeMap<String, u32>,
+    /// Whether the chief's success ends the run. Otherwise the chief and all workers must succeed.
+    pub ends_with_chief: bool,
+}
+
+/// How a run is.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) enum RunState {
+    /// Tasks that have not begun, with the reasons.
+    Starting(Vec<String>),
+    Running,
+    Ended,
+    Failed(String),
+}
+
+// === impl TaskPod ===
+
+impl TaskPod {
+    /// Reads a pod of the run; `None` for a pod without the labels of a task.
+    pub(super) fn read(pod: &Pod) -> Option<Self> {
+        let labels = pod.metadata.labels.as_ref()?;
+        let [_, role, task] = TASK_LABELS;
+        let index = labels.get(task).or_else(|| labels.get(REPLICA_INDEX))?;
+        let spec = pod.spec.as_ref()?;
+        let container = spec.containers.first()?.name.clone();
+        let status = pod.status.clone().unwrap_or_default();
+        let of_task = status
+            .container_statuses
+            .iter()
+            .flatten()
+            .find(|status| status.name == container);
+        let (began, ended) = of_task.map(times).unwrap_or_default();
+        Some(Self {
+            name: pod.metadata.name.clone()?,
+            uid: pod.metadata.uid.clone()?,
+            role: labels.get(role)?.clone(),
+            index: index.parse().ok()?,
+            node: spec.node_name.clone(),
+            began,
+            ended,
+            restarts: of_task.map_or(0, |status| {
+                u32::try_from(status.restart_count).unwrap_or_default()
+            }),
+            state: state(pod, of_task),
+            container,
+        })
+    }
+
+    /// The task, for people.
+    pub(super) fn task(&self) -> String {
+        format!("{} {}", self.role, self.index)
+    }
+
+    /// Whether its container began at some time.
+    fn has_begun(&self) -> bool {
+        self.began.is_some() || self.restarts > 0
+    }
+}
+
+/// When a container began and ended.
+fn times(status: &ContainerStatus) -> (Option<Timestamp>, Option<Timestamp>) {
+    let state = status.state.clone().unwrap_or_default();
+    match state {
+        ContainerState {
+            running: Some(running),
+            ..
+        } => (running.started_at.map(|time| time.0), None),
+        ContainerState {
+            terminated: Some(ended),
+            ..
+        } => (
+            ended.started_at.map(|time| time.0),
+            ended.finished_at.map(|time| time.0),
+        ),
+        _ => (None, None),
+    }
+}
+
+fn state(pod: &Pod, container: Option<&ContainerStatus>) -> PodState {
+    let status = pod.status.clone().unwrap_or_default();
+    let why = |usual: &str| {
+        let parts = [status.reason.clone(), status.message.clone()];
+        let text: Vec<String> = parts.into_iter().flatten().collect();
+        if text.is_empty() {
+            usual.to_owned()
+        } else {
+            text.join(": ")
+        }
+    };
+    if pod.metadata.deletion_timestamp.is_some() {
+        return PodState::Leaving(disruption(pod).unwrap_or_else(|| why("somebody deletes it")));
+    }
+    let state = container.and_then(|container| container.state.as_ref());
+    match status.phase.as_deref() {
+        Some("Succeeded") => return PodState::Succeeded,
+        Some("Failed") => {
+            let ended = state.and_then(|state| state.terminated.as_ref());
+            let code = ended.map_or_else(
+                || "it failed".to_owned(),
+                |ended| format!("its program ended with code {}", ended.exit_code),
+            );
+            return PodState::Failed(disruption(pod).unwrap_or_else(|| why(&code)));
+        }
+        _ => {}
+    }
+    if let Some(waiting) = state.and_then(|state| state.waiting.as_ref()) {
+        let parts = [waiting.reason.clone(), waiting.message.clone()];
+        let text: Vec<String> = parts.into_iter().flatten().collect();
+        return PodState::Waiting(text.join(": "));
+    }
+    if state.is_some_and(|state| state.running.is_some() || state.terminated.is_some()) {
+        return PodState::Running;
+    }
+    let scheduled = status
+        .conditions
+        .iter()
+        .flatten()
+        .find(|condition| condition.type_ == "PodScheduled" && condition.status != "True");
+    let message = scheduled.and_then(|condition| condition.message.clone());
+    PodState::Waiting(message.unwrap_or_else(|| "its node has not started it yet".to_owned()))
+}
+
+/// Why the cluster ended a pod.
+fn disruption(pod: &Pod) -> Option<String> {
+    let mut conditions = pod.status.as_ref()?.conditions.iter().flatten();
+    let found = conditions.find(|condition| condition.type_ == "DisruptionTarget")?;
+    found.message.clone().or_else(|| found.reason.clone())
+}
+
+/// How a run is, by its pods. `seen` has the uids of the pods that were there before; it gets the new ones.
+///
+/// A pod that fails, that somebody deletes or that is replaced makes the run a failure, because its steps would be those of a
+/// disturbed job. A container that starts again in the same pod does not: programs may wait for each other in this way.
+pub(super) fn judge(
+    pods: &[TaskPod],
+    expected: &ExpectedTasks,
+    seen: &mut BTreeSet<String>,
+) -> RunState {
+    let there: BTreeSet<&str> = pods.iter().map(|pod| pod.uid.as_str()).collect();
+    if seen.iter().any(|uid| !there.contains(uid.as_str())) {
+        return RunState::Failed("a pod of the run is gone: it was evicted or deleted".to_owned());
+    }
+    seen.extend(pods.iter().map(|pod| pod.uid.clone()));
+    if let Some(why) = pods.iter().find_map(failure) {
+        return RunState::Failed(why);
+    }
+    let succeeded = |role: &str| {
+        let of_role = pods.iter().filter(|pod| pod.role == role);
+        let count = of_role
+            .filter(|pod| pod.state == PodState::Succeeded)
+            .count();
+        count >= expected.of(role) as usize
+    };
+    let has_ended = if expected.ends_with_chief {
+        succeeded(CHIEF)
+    } else {
+        let mut deciding = expected.deciding();
+        deciding.all(succeeded)
+    };
+    if has_ended {
+        return RunState::Ended;
+    }
+    let late = expected.late(pods);
+    if late.is_empty() {
+        RunState::Running
+    } else {
+        RunState::Starting(late)
+    }
+}
+
+/// Why a pod makes its run a failure.
+fn failure(pod: &TaskPod) -> Option<String> {
+    match &pod.state {
+        PodState::Failed(why) => Some(format!("{} failed: {why}", pod.task())),
+        PodState::Leaving(why) => Some(format!("{} was ended from outside: {why}", pod.task())),
+        _ if pod.restarts >= MOST_RESTARTS => Some(format!(
+            "{} has failed {} times: read its log with kubectl logs --previous {}",
+            pod.task(),
+            pod.restarts,
+            pod.name
+        )),
+        _ => None,
+    }
+}
+
+// === impl ExpectedTasks ===
+
+impl ExpectedTasks {
+    fn of(&self, role: &str) -> u32 {
+        self.count.get(role).copied().unwrap_or_default()
+    }
+
+    /// The roles that train.
+    fn deciding(&self) -> impl Iterator<Item = &str> {
+        self.count
+            .keys()
+            .map(String::as_str)
+            .filter(|role| !matches!(*role, PS | EVALUATOR))
+    }
+
+    /// The tasks whose container has not begun, with the reasons. A long list is cut.
+    fn late(&self, pods: &[TaskPod]) -> Vec<String> {
+        let mut late = Vec::new();
+        for (role, count) in &self.count {
+            for index in 0..*count {
+                let pod = pods
+                    .iter()
+                    .find(|pod| pod.role == *role && pod.index == index);
+                let why = match pod {
+                    Some(pod) if pod.has_begun() => continue,
+                    Some(TaskPod {
+                        state: PodState::Waiting(why),
+                        ..
+                    }) => why.as_str(),
+                    Some(_) => continue,
+                    None => "its pod does not exist yet",
+                };
+                late.push(format!("{role} {index}: {why}"));
+            }
+        }
+        let more = late.len().saturating_sub(MOST_NAMED);
+        if more > 0 {
+            late.truncate(MOST_NAMED);
+            late.push(format!("and {more} more"));
+        }
+        late
+    }
+}
+
+/// When the training tasks began and when the run ended.
+pub(super) fn window(
+    pods: &[TaskPod],
+    expected: &ExpectedTasks,
+) -> (Option<Timestamp>, Option<Timestamp>) {
+    let decides = |pod: &&TaskPod| match pod.role.as_str() {
+        PS | EVALUATOR => false,
+        role => !expected.ends_with_chief || role == CHIEF,
+    };
+    let began = pods.iter().filter_map(|pod| pod.began).min();
+    let ended = pods
+        .iter()
+        .filter(decides)
+        .filter_map(|pod| pod.ended)
+        .max();
+    (began, ended)
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::{Value, json};
+
+    use super::*;
+
+    fn pod(role: &str, index: u32, status: Value) -> TaskPod {
+        let object = json!({
+            "metadata": {
+                "name": format!("x-{role}-{index}"), "uid": format!("{role}{index}"),
+                "labels": {"name": "x", "job": role, "task": index.to_string()},
+            },
+            "spec": {"nodeName": "n", "containers": [{"name": role}]},
+            "status": status,
+        });
+        TaskPod::read(&serde_json::from_value(object).unwrap()).unwrap()
+    }
+
+    fn running(role: &str, index: u32) -> TaskPod {
+        let state = json!({"running": {"startedAt": "2026-11-28T10:00:00Z"}});
+        pod(
+            role,
+            index,
+            json!({"phase": "Running", "containerStatuses": [container(role, &state, 0)]}),
+        )
+    }
+
+    fn container(role: &str, state: &Value, restarts: u32) -> Value {
+        json!({"name": role, "image": "", "imageID": "", "ready": true, "restartCount": restarts, "state": state})
+    }
+
+    fn succeeded(role: &str, index: u32) -> TaskPod {
+        let state = json!({"terminated": {
+            "exitCode": 0, "startedAt": "2026-11-28T10:00:00Z", "finishedAt": "2026-11-28T10:05:00Z",
+        }});
+        pod(
+            role,
+            index,
+            json!({"phase": "Succeeded", "containerStatuses": [container(role, &state, 0)]}),
+        )
+    }
+
+    fn expected(chief: bool) -> ExpectedTasks {
+        let roles: &[(&str, u32)] = if chief {
+            &[("ps", 1), ("worker", 2), ("chief", 1)]
+        } else {
+            &[("ps", 1), ("worker", 2)]
+        };
+        ExpectedTasks {
+            count: roles
+                .iter()
+                .map(|(role, count)| ((*role).to_owned(), *count))
+                .collect(),
+            ends_with_chief: chief,
+        }
+    }
+
+    fn judged(pods: &[TaskPod]) -> RunState {
+        judge(pods, &expected(false), &mut BTreeSet::new())
+    }
+
+    #[test]
+    fn a_run_starts_runs_and_ends() {
+        let unscheduled = json!({"phase": "Pending", "conditions": [
+            {"type": "PodScheduled", "status": "False", "message": "0/2 nodes are available"},
+        ]});
+        let pods = [pod("worker", 0, unscheduled), running("ps", 0)];
+        assert_eq!(
+            judged(&pods),
+            RunState::Starting(vec![
+                "worker 0: 0/2 nodes are available".to_owned(),
+                "worker 1: its pod does not exist yet".to_owned(),
+            ])
+        );
+        let pods = [running("worker", 0), running("worker", 1), running("ps", 0)];
+        assert_eq!(judged(&pods), RunState::Running);
+        let pods = [
+            succeeded("worker", 0),
+            running("worker", 1),
+            running("ps", 0),
+        ];
+        assert_eq!(judged(&pods), RunState::Running);
+        let pods = [
+            succeeded("worker", 0),
+            succeeded("worker", 1),
+            running("ps", 0),
+        ];
+        assert_eq!(judged(&pods), RunState::Ended);
+        let (began, ended) = window(&pods, &expected(false));
+        assert_eq!(began.unwrap().to_string(), "2026-11-28T10:00:00Z");
+        assert_eq!(ended.unwrap().to_string(), "2026-11-28T10:05:00Z");
+    }
+
+    #[test]
+    fn a_chief_ends_the_run_alone() {
+        let workers = [running("worker", 0), running("worker", 1), running("ps", 0)];
+        let with = |chief: TaskPod| {
+            let pods = [workers.to_vec(), vec![chief]].concat();
+            judge(&pods, &expected(true), &mut BTreeSet::new())
+        };
+        assert_eq!(with(running("chief", 0)), RunState::Running);
+        assert_eq!(with(succeeded("chief", 0)), RunState::Ended);
+    }
+
+    #[test]
+    fn a_disturbed_run_has_failed() {
+        let failed = |pod: TaskPod| match judged(&[pod]) {
+            RunState::Failed(why) => why,
+            other => panic!("{other:?}"),
+        };
+        let evicted = json!({"phase": "Failed", "reason": "Evicted", "message": "low on memory"});
+        assert_eq!(
+            failed(pod("worker", 0, evicted)),
+            "worker 0 failed: Evicted: low on memory"
+        );
+        let state = json!({"waiting": {"reason": "CrashLoopBackOff"}});
+        let crashed =
+            json!({"phase": "Running", "containerStatuses": [container("ps", &state, 5)]});
+        assert!(failed(pod("ps", 0, crashed)).contains("ps 0 has failed 5 times"));
+        let mut seen = BTreeSet::new();
+        let all = [running("worker", 0), running("worker", 1), running("ps", 0)];
+        assert_eq!(judge(&all, &expected(false), &mut seen), RunState::Running);
+        assert!(matches!(
+            judge(&all[..2], &expected(false), &mut seen),
+            RunState::Failed(_)
+        ));
+    }
+
+    #[test]
+    fn a_long_list_of_late_tasks_is_cut() {
+        let expected = ExpectedTasks {
+            count: BTreeMap::from([("worker".to_owned(), 200)]),
+            ends_with_chief: false,
+        };
+        let RunState::Starting(late) = judge(&[], &expected, &mut BTreeSet::new()) else {
+            panic!();
+        };
+        assert_eq!((late.len(), late[5].as_str()), (6, "and 195 more"));
+    }
+}
