@@ -11,6 +11,7 @@
 //! | Events are counted, limited, and block nobody. | `events` |
 //! | Reviews of callers stay for a bounded time. | `review` |
 //! | Peers and agents are found with the rights that the agent has in any case. | `peers`, `agents`, `forward` |
+//! | An experiment runs, is interrupted, killed, resumed and aborted, and leaves nothing behind. | `scene_run` |
 //! | Commands that need a cluster answer, and name the remedy if they can't. | `scene_commands` |
 
 #![allow(
@@ -60,6 +61,9 @@ mod reclaim_memory;
 mod review;
 #[path = "cluster/scene_commands.rs"]
 mod scene_commands;
+#[cfg(feature = "lab")]
+#[path = "cluster/scene_run.rs"]
+mod scene_run;
 #[path = "cluster/scenes.rs"]
 mod scenes;
 #[path = "cluster/simulation.rs"]

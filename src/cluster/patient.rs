@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use hyper::header::CONTENT_TYPE;
 use hyper::{Method, Request};
-use kube::core::params::ListParams;
+use kube::core::params::{DeleteParams, ListParams};
 use serde::de::DeserializeOwned;
 use serde_json::value::RawValue;
 use serde_json::{Value, json};
@@ -154,6 +154,23 @@ impl PatientApi {
             Err(failure) if failure.kind() == ErrorKind::NotFound => Ok(()),
             Err(failure) => Err(failure),
         }
+    }
+
+    /// Deletes all objects of a collection that fit a selector, and lets the server delete what they own afterwards. A missing
+    /// namespace has none.
+    ///
+    /// # Errors
+    /// Any [`Failure`].
+    pub async fn delete_all(&self, path: &str, params: ListParams) -> Result<(), Failure> {
+        let options = DeleteParams::background();
+        self.repeat(|| async {
+            let request = kube::core::request::Request::new(path)
+                .delete_collection(&options, &params)
+                .map_err(|error| self.api.unbuilt(error))?;
+            self.api.ask::<Value>(Call::Other, request).await
+        })
+        .await?;
+        Ok(())
     }
 
     /// What a container has written, each line after the runtime's time of it; `None` without such a pod.

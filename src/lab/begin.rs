@@ -24,7 +24,7 @@ use crate::experiment::{
     AMOUNTS, RenderRequest, RunTag, Slice, TrainingJob, WorkloadFormat, claimed, render, roles,
     settle, simulate,
 };
-use crate::scene::{Node, OnBusy, ScenePlan, candidates, slots};
+use crate::scene::{Node, OnBusy, ScenePlan, assign, candidates, slots};
 use crate::text::counted;
 use crate::text::exposition;
 
@@ -421,12 +421,9 @@ fn check_cases(
             sizes.pods = sizes.pods.max(pods);
             fits(request, job, named, around).with_context(|| format!("{name} does not fit"))?;
             let needs = exclusive_need(request, job, named)?;
-            check_givable(&needs, around).with_context(|| format!("{name} does not fit"))?;
-            let most = needs
-                .iter()
-                .map(|(_, cpus)| *cpus)
-                .max()
-                .unwrap_or_default();
+            check_givable(&request.plan, named, &needs, around)
+                .with_context(|| format!("{name} does not fit"))?;
+            let most = needs.values().copied().max().unwrap_or_default();
             sizes.lines.push(format!(
                 "{name}: {} on {}, up to {} on a node",
                 counted(pods, "pod"),
@@ -474,57 +471,82 @@ fn fits(
     Ok(())
 }
 
-/// The whole CPUs that a server of each group needs, with the number of such servers.
+/// The whole CPUs that a server of each group needs, by the group's name.
 fn exclusive_need(
     request: &Request,
     job: &TrainingJob,
     (scene, case): (&str, &str),
-) -> anyhow::Result<Vec<(u32, u32)>> {
+) -> anyhow::Result<BTreeMap<String, u32>> {
     let pinned = TrainingJob {
         pin: Some(true),
         ..job.clone()
     };
     let requested = settle(&request.plan, (scene, case), &pinned, AMOUNTS)?;
-    let Some((scene, case)) = request.plan.spec.case(scene, case) else {
-        return Ok(Vec::new());
+    let Some((scene, _)) = request.plan.spec.case(scene, case) else {
+        return Ok(BTreeMap::new());
     };
-    let mut needs = Vec::new();
+    let mut needs = BTreeMap::new();
     for group in &scene.groups {
         let mut cpus = 0_u64;
         for (role, count) in &group.per_node {
-            let resources = requested.get(role);
-            let limit = resources.and_then(|resources| resources.limits.get("cpu"));
+            let Some(resources) = requested.get(role) else {
+                continue;
+            };
+            let limit = resources.limits.get("cpu");
             let millis = limit.map_or(Ok(0), |amount| (AMOUNTS.read)("cpu", &amount.0));
             let millis = millis.map_err(anyhow::Error::msg)?;
-            if resources.is_some_and(|resources| resources.pin != Some(false)) {
+            if resources.pin != Some(false) {
                 cpus = cpus.saturating_add(millis / 1000 * u64::from(*count));
             }
         }
-        let servers = case.nodes.get(&group.name).copied().unwrap_or_default();
-        needs.push((servers, u32::try_from(cpus).unwrap_or(u32::MAX)));
+        needs.insert(group.name.clone(), u32::try_from(cpus).unwrap_or(u32::MAX));
     }
     Ok(needs)
 }
 
-/// Checks that enough agents can give the CPUs. The agents choose the nodes of the slots, so a node that can't give enough must not
-/// be a candidate.
-fn check_givable(needs: &[(u32, u32)], around: &Surroundings) -> anyhow::Result<()> {
-    let most = needs
+/// Checks that the agents can give the CPUs. With a list of names, the plan tells which node has which slot. With a selector, the
+/// agents choose, so every candidate must be large enough for every slot.
+fn check_givable(
+    plan: &ScenePlan,
+    (scene, case): (&str, &str),
+    needs: &BTreeMap<String, u32>,
+    around: &Surroundings,
+) -> anyhow::Result<()> {
+    let slots = slots(plan, scene, case)?;
+    let need_at = |place: usize| {
+        let group = slots.group(place)?;
+        needs.get(group).copied()
+    };
+    let mut wanted: BTreeMap<&str, u32> = BTreeMap::new();
+    if plan.spec.nodes.names.is_some() {
+        for (place, (_, node)) in assign(plan, &slots, &around.nodes).given.iter().enumerate() {
+            let node = node
+                .as_deref()
+                .and_then(|node| around.givable.get_key_value(node));
+            wanted.extend(node.and_then(|(node, _)| Some((node.as_str(), need_at(place)?))));
+        }
+    } else {
+        let most = (0..slots.len())
+            .filter_map(need_at)
+            .max()
+            .unwrap_or_default();
+        wanted.extend(around.givable.keys().map(|node| (node.as_str(), most)));
+    }
+    let small: Vec<String> = wanted
         .iter()
-        .filter(|(servers, _)| *servers > 0)
-        .map(|(_, cpus)| *cpus)
-        .max()
-        .unwrap_or_default();
-    let small: Vec<String> = around
-        .givable
-        .iter()
-        .filter(|(_, cpus)| **cpus < most)
-        .map(|(node, cpus)| format!("{node} can give {cpus}"))
+        .filter_map(|(node, cpus)| {
+            let given = around.givable.get(*node)?;
+            (given < cpus).then(|| {
+                format!(
+                    "{node} is to give {} and has {given}",
+                    counted(*cpus, "exclusive CPU")
+                )
+            })
+        })
         .collect();
     ensure!(
         small.is_empty(),
-        "a server needs {} for itself, but {}: reserve fewer CPUs there, ask for fewer, or take the node out of the plan's candidates",
-        counted(most, "CPU"),
+        "{}: reserve fewer CPUs there, ask for fewer, or take the node out of the plan's candidates",
         small.join(", ")
     );
     Ok(())
@@ -615,14 +637,10 @@ fn preview(
     lines
 }
 
-/// Requests of a run: the switch, the creation, the deletion of each object, the logs, and the lists around them.
+/// Requests of a run: the switch, the creation of each object, the logs, the deletion by kind, and the lists around them.
 fn requests_of_a_run(sizes: &Sizes) -> usize {
     let pods = usize::try_from(sizes.pods).unwrap_or(usize::MAX);
-    sizes
-        .objects
-        .saturating_mul(2)
-        .saturating_add(pods)
-        .saturating_add(40)
+    sizes.objects.saturating_add(pods).saturating_add(60)
 }
 
 /// Requests of a minute of training: the list of the pods, and the port-forwards to the agents.

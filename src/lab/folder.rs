@@ -8,6 +8,7 @@ use anyhow::{Context, ensure};
 use nix::fcntl::{Flock, FlockArg};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
+use serde_json::Value;
 
 use super::settings::Settings;
 use crate::experiment::results::{Experiment, FORM, RunRecord};
@@ -127,7 +128,9 @@ impl ResultsFolder {
         let text = fs::read_to_string(&file)
             .map_err(parse_errors::reading)
             .with_context(|| format!("can't read {}", file.display()))?;
-        serde_json::from_str(&text)
+        // By way of a tree, for which the program has the code in any case.
+        serde_json::from_str::<Value>(&text)
+            .and_then(serde_json::from_value)
             .map_err(|error| anyhow::anyhow!("{}: {}", file.display(), parse_errors::json(&error)))
     }
 

@@ -3,9 +3,7 @@
 use std::time::Duration;
 
 use anyhow::{Context, bail, ensure};
-use k8s_openapi::api::core::v1::Pod;
 use kube::core::params::ListParams;
-use serde::Deserialize;
 use serde_json::{Value, json};
 use tokio::time::Instant;
 
@@ -72,16 +70,6 @@ pub(super) struct Objects {
     api: PatientApi,
     namespace: String,
     experiment: String,
-}
-
-#[derive(Deserialize)]
-struct Named {
-    metadata: NamedMetadata,
-}
-
-#[derive(Deserialize)]
-struct NamedMetadata {
-    name: String,
 }
 
 // === impl Objects ===
@@ -155,33 +143,18 @@ impl Objects {
     /// A request fails.
     pub(super) async fn delete_all(&self) -> anyhow::Result<()> {
         for kind in &KINDS {
-            let collection = self.path(kind);
-            for name in self.names(kind, &collection).await? {
-                let deleted = self.api.delete(&format!("{collection}/{name}")).await;
-                deleted.with_context(|| {
+            let deleted = self.api.delete_all(&self.path(kind), self.selector()).await;
+            match deleted {
+                Err(failure) if kind.is_rare && is_absent(&failure) => {}
+                deleted => deleted.with_context(|| {
                     format!(
-                        "can't delete {} {name} in namespace {}",
-                        kind.kind, self.namespace
+                        "can't delete {} in namespace {}",
+                        kind.plural, self.namespace
                     )
-                })?;
+                })?,
             }
         }
         Ok(())
-    }
-
-    /// The names of the experiment's objects of a kind.
-    async fn names(&self, kind: &ObjectKind, collection: &str) -> anyhow::Result<Vec<String>> {
-        let selector = self.selector();
-        match self.api.list_metadata::<Named>(collection, selector).await {
-            Ok(named) => Ok(named
-                .into_iter()
-                .map(|object| object.metadata.name)
-                .collect()),
-            Err(failure) if kind.is_rare && is_absent(&failure) => Ok(Vec::new()),
-            Err(failure) => Err(failure).with_context(|| {
-                format!("can't list {} in namespace {}", kind.plural, self.namespace)
-            }),
-        }
     }
 
     fn selector(&self) -> ListParams {
@@ -192,7 +165,7 @@ impl Objects {
     ///
     /// # Errors
     /// A request fails.
-    pub(super) async fn pods(&self) -> Result<Vec<Pod>, Failure> {
+    pub(super) async fn pods(&self) -> Result<Vec<Value>, Failure> {
         let path = format!("/api/v1/namespaces/{}/pods", self.namespace);
         self.api.list(&path, "PodList", self.selector()).await
     }
@@ -209,13 +182,10 @@ impl Objects {
                 return Ok(());
             }
             if Instant::now() > until {
-                let names = pods.iter().filter_map(|pod| {
-                    let node = pod.spec.as_ref().and_then(|spec| spec.node_name.as_deref());
-                    Some(format!(
-                        "{} on {}",
-                        pod.metadata.name.as_deref()?,
-                        node.unwrap_or("no node")
-                    ))
+                let names = pods.iter().map(|pod| {
+                    let name = pod["metadata"]["name"].as_str().unwrap_or_default();
+                    let node = pod["spec"]["nodeName"].as_str();
+                    format!("{name} on {}", node.unwrap_or("no node"))
                 });
                 let names: Vec<String> = names.take(MOST_NAMED).collect();
                 bail!(
@@ -276,7 +246,7 @@ impl Objects {
     }
 }
 
-/// Whether a list that failed means that there is nothing.
+/// Whether a deletion that failed means that there is nothing.
 fn is_absent(failure: &Failure) -> bool {
     matches!(failure.kind(), ErrorKind::NotFound | ErrorKind::Forbidden)
 }

@@ -2,8 +2,8 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use k8s_openapi::api::core::v1::{ContainerState, ContainerStatus, Pod};
 use k8s_openapi::jiff::Timestamp;
+use serde_json::Value;
 
 use crate::scene::{CHIEF, EVALUATOR, PS, TASK_LABELS};
 
@@ -70,32 +70,31 @@ pub(super) enum RunState {
 // === impl TaskPod ===
 
 impl TaskPod {
-    /// Reads a pod of the run; `None` for a pod without the labels of a task.
-    pub(super) fn read(pod: &Pod) -> Option<Self> {
-        let labels = pod.metadata.labels.as_ref()?;
+    /// Reads a pod of the run; `None` for a pod without the labels of a task. Only a few fields of a pod matter, so it stays a tree
+    /// of values: the types of all its fields would make the program half a megabyte larger.
+    pub(super) fn read(pod: &Value) -> Option<Self> {
+        let labels = &pod["metadata"]["labels"];
         let [_, role, task] = TASK_LABELS;
-        let index = labels.get(task).or_else(|| labels.get(REPLICA_INDEX))?;
-        let spec = pod.spec.as_ref()?;
-        let container = spec.containers.first()?.name.clone();
-        let status = pod.status.clone().unwrap_or_default();
-        let of_task = status
-            .container_statuses
-            .iter()
+        let index = text(&labels[task]).or_else(|| text(&labels[REPLICA_INDEX]))?;
+        let container = text(&pod["spec"]["containers"][0]["name"])?;
+        let statuses = pod["status"]["containerStatuses"].as_array();
+        let status = statuses
+            .into_iter()
             .flatten()
-            .find(|status| status.name == container);
-        let (began, ended) = of_task.map(times).unwrap_or_default();
+            .find(|status| status["name"] == container.as_str())
+            .unwrap_or(&Value::Null);
+        let (began, ended) = times(&status["state"]);
+        let restarts = status["restartCount"].as_u64().unwrap_or_default();
         Some(Self {
-            name: pod.metadata.name.clone()?,
-            uid: pod.metadata.uid.clone()?,
-            role: labels.get(role)?.clone(),
+            name: text(&pod["metadata"]["name"])?,
+            uid: text(&pod["metadata"]["uid"])?,
+            role: text(&labels[role])?,
             index: index.parse().ok()?,
-            node: spec.node_name.clone(),
+            node: text(&pod["spec"]["nodeName"]),
             began,
             ended,
-            restarts: of_task.map_or(0, |status| {
-                u32::try_from(status.restart_count).unwrap_or_default()
-            }),
-            state: state(pod, of_task),
+            restarts: u32::try_from(restarts).unwrap_or(u32::MAX),
+            state: state(pod, &status["state"]),
             container,
         })
     }
@@ -111,74 +110,64 @@ impl TaskPod {
     }
 }
 
-/// When a container began and ended.
-fn times(status: &ContainerStatus) -> (Option<Timestamp>, Option<Timestamp>) {
-    let state = status.state.clone().unwrap_or_default();
-    match state {
-        ContainerState {
-            running: Some(running),
-            ..
-        } => (running.started_at.map(|time| time.0), None),
-        ContainerState {
-            terminated: Some(ended),
-            ..
-        } => (
-            ended.started_at.map(|time| time.0),
-            ended.finished_at.map(|time| time.0),
-        ),
-        _ => (None, None),
-    }
+fn text(value: &Value) -> Option<String> {
+    value.as_str().map(str::to_owned)
 }
 
-fn state(pod: &Pod, container: Option<&ContainerStatus>) -> PodState {
-    let status = pod.status.clone().unwrap_or_default();
-    let why = |usual: &str| {
-        let parts = [status.reason.clone(), status.message.clone()];
-        let text: Vec<String> = parts.into_iter().flatten().collect();
-        if text.is_empty() {
-            usual.to_owned()
-        } else {
-            text.join(": ")
-        }
-    };
-    if pod.metadata.deletion_timestamp.is_some() {
-        return PodState::Leaving(disruption(pod).unwrap_or_else(|| why("somebody deletes it")));
+/// The texts that are there, joined by colons.
+fn joined(values: [&Value; 2]) -> Option<String> {
+    let texts: Vec<&str> = values.iter().filter_map(|value| value.as_str()).collect();
+    (!texts.is_empty()).then(|| texts.join(": "))
+}
+
+/// When a container began and ended, by its state.
+fn times(state: &Value) -> (Option<Timestamp>, Option<Timestamp>) {
+    let time = |value: &Value| value.as_str()?.parse().ok();
+    let ended = &state["terminated"];
+    let began = time(&state["running"]["startedAt"]).or_else(|| time(&ended["startedAt"]));
+    (began, time(&ended["finishedAt"]))
+}
+
+/// How a pod is, given its container's state.
+fn state(pod: &Value, container: &Value) -> PodState {
+    let status = &pod["status"];
+    let why = || disruption(status).or_else(|| joined([&status["reason"], &status["message"]]));
+    if !pod["metadata"]["deletionTimestamp"].is_null() {
+        return PodState::Leaving(why().unwrap_or_else(|| "somebody deletes it".to_owned()));
     }
-    let state = container.and_then(|container| container.state.as_ref());
-    match status.phase.as_deref() {
+    match status["phase"].as_str() {
         Some("Succeeded") => return PodState::Succeeded,
         Some("Failed") => {
-            let ended = state.and_then(|state| state.terminated.as_ref());
-            let code = ended.map_or_else(
+            let code = container["terminated"]["exitCode"].as_i64();
+            let usual = code.map_or_else(
                 || "it failed".to_owned(),
-                |ended| format!("its program ended with code {}", ended.exit_code),
+                |code| format!("its program ended with code {code}"),
             );
-            return PodState::Failed(disruption(pod).unwrap_or_else(|| why(&code)));
+            return PodState::Failed(why().unwrap_or(usual));
         }
         _ => {}
     }
-    if let Some(waiting) = state.and_then(|state| state.waiting.as_ref()) {
-        let parts = [waiting.reason.clone(), waiting.message.clone()];
-        let text: Vec<String> = parts.into_iter().flatten().collect();
-        return PodState::Waiting(text.join(": "));
+    let waiting = &container["waiting"];
+    if let Some(why) = joined([&waiting["reason"], &waiting["message"]]) {
+        return PodState::Waiting(why);
     }
-    if state.is_some_and(|state| state.running.is_some() || state.terminated.is_some()) {
+    if !container["running"].is_null() || !container["terminated"].is_null() {
         return PodState::Running;
     }
-    let scheduled = status
-        .conditions
-        .iter()
-        .flatten()
-        .find(|condition| condition.type_ == "PodScheduled" && condition.status != "True");
-    let message = scheduled.and_then(|condition| condition.message.clone());
+    let scheduled = condition(status, "PodScheduled").filter(|found| found["status"] != "True");
+    let message = scheduled.and_then(|found| text(&found["message"]));
     PodState::Waiting(message.unwrap_or_else(|| "its node has not started it yet".to_owned()))
 }
 
+fn condition<'a>(status: &'a Value, kind: &str) -> Option<&'a Value> {
+    let mut conditions = status["conditions"].as_array()?.iter();
+    conditions.find(|condition| condition["type"] == kind)
+}
+
 /// Why the cluster ended a pod.
-fn disruption(pod: &Pod) -> Option<String> {
-    let mut conditions = pod.status.as_ref()?.conditions.iter().flatten();
-    let found = conditions.find(|condition| condition.type_ == "DisruptionTarget")?;
-    found.message.clone().or_else(|| found.reason.clone())
+fn disruption(status: &Value) -> Option<String> {
+    let found = condition(status, "DisruptionTarget")?;
+    text(&found["message"]).or_else(|| text(&found["reason"]))
 }
 
 /// How a run is, by its pods. `seen` has the uids of the pods that were there before; it gets the new ones.
@@ -301,7 +290,7 @@ pub(super) fn window(
 
 #[cfg(test)]
 mod tests {
-    use serde_json::{Value, json};
+    use serde_json::json;
 
     use super::*;
 
@@ -314,7 +303,7 @@ mod tests {
             "spec": {"nodeName": "n", "containers": [{"name": role}]},
             "status": status,
         });
-        TaskPod::read(&serde_json::from_value(object).unwrap()).unwrap()
+        TaskPod::read(&object).unwrap()
     }
 
     fn running(role: &str, index: u32) -> TaskPod {

@@ -54,7 +54,7 @@ pub(super) fn needed(intent: Intent<'_>) -> Vec<Right> {
         };
         verbs.iter().map(of_verb).collect::<Vec<_>>()
     };
-    let made: &[&'static str] = &["create", "get", "list", "delete"];
+    let made: &[&'static str] = &["create", "get", "deletecollection"];
     let job = Some(intent.namespace);
     let mut rights = right(None, "", "nodes", "", &["list"]);
     rights.extend(right(

@@ -90,6 +90,8 @@ pub(crate) struct SharedState {
     tokens: Mutex<BTreeMap<String, User>>,
     rules: Mutex<Vec<Rule>>,
     faults: Mutex<Vec<(FaultScope, Fault)>>,
+    /// What the containers have written, by pod.
+    pub(crate) logs: Mutex<BTreeMap<String, String>>,
     log: Mutex<Vec<Logged>>,
     settings: Mutex<Settings>,
     /// The addresses behind the ports of pods, for port-forwards.
@@ -182,6 +184,7 @@ impl FakeApi {
             tokens: Mutex::new(BTreeMap::from([(ADMIN.to_owned(), User::new("admin"))])),
             rules: Mutex::default(),
             faults: Mutex::default(),
+            logs: Mutex::default(),
             log: Mutex::default(),
             settings: Mutex::new(Settings {
                 second: Duration::from_secs(1),

@@ -13,6 +13,7 @@ pub(crate) fn kind(group: &str, version: &str, plural: &str) -> Option<ObjectKin
     let name = match (group, version, plural) {
         ("authentication.k8s.io", "v1", "tokenreviews") => "TokenReview",
         ("authorization.k8s.io", "v1", "subjectaccessreviews") => "SubjectAccessReview",
+        ("authorization.k8s.io", "v1", "selfsubjectaccessreviews") => "SelfSubjectAccessReview",
         _ => return None,
     };
     Some(ObjectKind {
@@ -27,7 +28,14 @@ pub(crate) fn kind(group: &str, version: &str, plural: &str) -> Option<ObjectKin
 }
 
 /// Answers a created review.
-pub(crate) fn create(shared: &SharedState, kind: &ObjectKind, body: &[u8]) -> Answer<Reply> {
+///
+/// `is_allowed` answers a user's question about its own rights: verb, group, resource with subresource, namespace.
+pub(crate) fn create(
+    shared: &SharedState,
+    kind: &ObjectKind,
+    body: &[u8],
+    is_allowed: impl Fn([&str; 4]) -> bool,
+) -> Answer<Reply> {
     let mut review: Value = serde_json::from_slice(body).map_err(|error| {
         status::bad_request(&format!("the object provided is unrecognized: {error}"))
     })?;
@@ -36,10 +44,18 @@ pub(crate) fn create(shared: &SharedState, kind: &ObjectKind, body: &[u8]) -> An
             "the API version in the data does not match the expected API version",
         ));
     }
-    review["status"] = if kind.kind == "TokenReview" {
-        token(shared, &review["spec"])
-    } else {
-        access(shared, &review["spec"])
+    review["status"] = match kind.kind.as_str() {
+        "TokenReview" => token(shared, &review["spec"]),
+        "SelfSubjectAccessReview" => {
+            let asked = &review["spec"]["resourceAttributes"];
+            let text = |key: &str| asked[key].as_str().unwrap_or_default();
+            let resource = match text("subresource") {
+                "" => text("resource").to_owned(),
+                sub => format!("{}/{sub}", text("resource")),
+            };
+            json!({"allowed": is_allowed([text("verb"), text("group"), &resource, text("namespace")])})
+        }
+        _ => access(shared, &review["spec"]),
     };
     Ok(Reply::json(201, &review))
 }

@@ -364,7 +364,22 @@ fn answer(
         ));
     }
     if is_review && verb == "create" {
-        return review::create(shared, &kind, &ask.body);
+        return review::create(
+            shared,
+            &kind,
+            &ask.body,
+            |[verb, group, resource, namespace]| {
+                let (plural, subresource) = resource.split_once('/').unwrap_or((resource, ""));
+                let asked = RequestTarget {
+                    group: group.to_owned(),
+                    plural: plural.to_owned(),
+                    subresource: subresource.to_owned(),
+                    namespace: namespace.to_owned(),
+                    ..RequestTarget::default()
+                };
+                allowed(shared, &user.name, verb, &asked)
+            },
+        );
     }
     let get = |key: &str| query.get(key).map_or("", String::as_str);
     match verb {
@@ -374,6 +389,11 @@ fn answer(
                 .lock()
                 .unwrap()
                 .get(&kind, &target.namespace, &target.name);
+            if target.subresource == "log" && found.is_some() {
+                let logs = shared.logs.lock().unwrap();
+                let log = logs.get(&target.name).cloned().unwrap_or_default();
+                return Ok(Reply::text(200, Bytes::from(log)));
+            }
             found
                 .map(|object| Reply::json(200, &object))
                 .ok_or_else(|| status::not_found(&kind, &target.name))
