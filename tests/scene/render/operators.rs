@@ -109,7 +109,8 @@ fn a_tfjob_gives_every_server_its_share() {
             labels.extend((scene == "2").then_some(("TYPE", kind)));
             assert_eq!(wanted(template), super::pairs(&labels));
             let constraint = &template["spec"]["topologySpreadConstraints"][0];
-            let own = json!({"training.kubeflow.org/job-name": "wide-deep", "training.kubeflow.org/replica-type": kind});
+            let name = format!("wide-deep-s{scene}-c{case}");
+            let own = json!({"training.kubeflow.org/job-name": name, "training.kubeflow.org/replica-type": kind});
             assert_eq!(constraint["labelSelector"]["matchLabels"], own);
             assert_eq!(
                 (
@@ -140,16 +141,26 @@ fn a_tfjob_gives_every_server_its_share() {
             let index = env.iter().find(|one| one["name"] == "TASK_INDEX").unwrap();
             let path = "metadata.labels['training.kubeflow.org/replica-index']";
             assert_eq!(index["valueFrom"]["fieldRef"]["fieldPath"], path);
-            let hosts = env
+            let config = rendered
+                .objects
+                .iter()
+                .find(|one| one["kind"] == "ConfigMap");
+            let config = config.unwrap();
+            let from = &env
                 .iter()
                 .find(|one| one["name"] == "WORKER_HOSTS")
-                .unwrap()["value"]
-                .as_str()
-                .unwrap();
+                .unwrap()["valueFrom"];
+            assert_eq!(from["configMapKeyRef"]["name"], config["metadata"]["name"]);
+            let hosts = config["data"]["worker"].as_str().unwrap();
             assert_eq!(hosts.split(',').count(), workers as usize);
             assert!(
-                hosts.starts_with("wide-deep-worker-0:2222"),
+                hosts.starts_with(&format!("{name}-worker-0:2222")),
                 "the operator's own Services"
+            );
+            assert_eq!(
+                template["spec"].get("restartPolicy"),
+                None,
+                "the operator warns of one in the template"
             );
         }
     }
@@ -438,7 +449,7 @@ fn names_are_as_short_as_each_format_wants() {
         (WorkloadFormat::Volcano, "-219"),
         (WorkloadFormat::Jobset, "-0-0-abcde"),
     ] {
-        let longest = 63 - "-worker-199".len() - more.len();
+        let longest = 63 - "-s2-c4-worker-199".len() - more.len();
         let mut job = full();
         job.name = Some("n".repeat(longest));
         assert!(!rendered(&job, "2", "4", format).objects.is_empty());
@@ -446,7 +457,11 @@ fn names_are_as_short_as_each_format_wants() {
         let plan = super::plan(&super::example());
         let refused =
             render(&request(&plan, ("2", "4"), &job, format, &Slice::default())).unwrap_err();
-        let words = "names of tasks would have 64 characters, and the limit is 63";
-        assert!(refused.to_string().contains(words), "{format:?}: {refused}");
+        for words in [
+            "names of tasks, with scene and case, would have 64 characters, and the limit is 63",
+            &format!("use a name of at most {longest} characters"),
+        ] {
+            assert!(refused.to_string().contains(words), "{format:?}: {refused}");
+        }
     }
 }
