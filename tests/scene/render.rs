@@ -676,7 +676,7 @@ fn yaml(objects: &[Value]) -> String {
 }
 
 /// The program's own output for an example.
-fn printed(args: &[&str]) -> (Option<i32>, String, String) {
+pub(crate) fn printed(args: &[&str]) -> (Option<i32>, String, String) {
     let output = assert_cmd::Command::new(env!("CARGO_BIN_EXE_pinfold"))
         .arg("scene")
         .args(args)

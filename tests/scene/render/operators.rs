@@ -389,6 +389,111 @@ fn evaluators_are_rendered_and_stand_in_no_cluster_specification() {
     }
 }
 
+/// A JobSet fails with the first of its Jobs that fails, unless a policy says otherwise.
+#[test]
+fn a_failing_server_or_evaluator_ends_no_jobset() {
+    let set = with_chief(None, WorkloadFormat::Jobset)
+        .objects
+        .pop()
+        .unwrap();
+    for job in set["spec"]["replicatedJobs"].as_array().unwrap() {
+        let role = job["name"].as_str().unwrap().rsplit_once('-').unwrap().0;
+        let limit = match role {
+            "ps" | "evaluator" => i32::MAX,
+            _ => 3,
+        };
+        let template = &job["template"];
+        assert_eq!(template["spec"]["backoffLimit"], limit, "{role}");
+        assert_eq!(
+            template["spec"]["template"]["spec"]["restartPolicy"],
+            "OnFailure"
+        );
+        assert_eq!(
+            template["metadata"]["labels"]["job"], role,
+            "the Job is found, too"
+        );
+    }
+    assert_eq!(set["spec"].get("failurePolicy"), None);
+}
+
+/// MultiWorkerMirroredStrategy: workers only, of which the first leads, or one chief with them.
+#[test]
+fn a_case_without_servers_is_a_cluster_of_workers() {
+    const PLAN: &str = "
+apiVersion: pinfold.io/v1alpha1
+kind: ScenePlan
+metadata: {name: mirrored}
+spec:
+  nodes: {names: [a, b, c]}
+  scenes:
+  - scene: plain
+    groups: [{name: all, perNode: {worker: 1}}]
+    cases: [{case: '1', nodes: {all: 2}}]
+  - scene: led
+    groups:
+    - {name: first, type: first, perNode: {chief: 1, evaluator: 1}}
+    - {name: rest, type: rest, perNode: {worker: 1}}
+    cases:
+    - {case: '1', nodes: {first: 1, rest: 2}}
+    - {case: '2', nodes: {first: 2, rest: 1}}
+";
+    let plan = super::plan(PLAN);
+    let job = super::render::job("{name: a, image: i, script: s}");
+    for (scene, roles) in [("plain", &["worker"][..]), ("led", &["chief", "worker"])] {
+        for format in [
+            WorkloadFormat::Native,
+            WorkloadFormat::Volcano,
+            WorkloadFormat::Jobset,
+        ] {
+            let slice = Slice::default();
+            let objects = render(&request(&plan, (scene, "1"), &job, format, &slice))
+                .unwrap()
+                .objects;
+            for pod in super::render::pods(&objects) {
+                let (env, _) = super::render::started(&objects, &pod.template);
+                let config: serde_json::Value = serde_json::from_str(&env["TF_CONFIG"]).unwrap();
+                let cluster = config["cluster"].as_object().unwrap();
+                assert!(cluster.keys().eq(roles), "{format:?} {cluster:?}");
+                let role = config["task"]["type"].as_str().unwrap();
+                assert!(
+                    role == "evaluator"
+                        || cluster[role][config["task"]["index"].as_u64().unwrap() as usize]
+                            == format!("{}:2222", pod.host)
+                );
+                assert_eq!(
+                    (env["PS_COUNT"].as_str(), env["PS_HOSTS"].as_str()),
+                    ("0", "")
+                );
+            }
+        }
+        let slice = Slice::default();
+        let request = request(&plan, (scene, "1"), &job, WorkloadFormat::Tfjob, &slice);
+        let spec = render(&request).unwrap().objects.pop().unwrap()["spec"].clone();
+        let policy = spec["successPolicy"].as_str();
+        // Without a chief, the operator's default would be the success of worker 0 alone.
+        assert_eq!(policy, (scene == "plain").then_some("AllWorkers"));
+        assert!(
+            !spec["tfReplicaSpecs"]
+                .as_object()
+                .unwrap()
+                .contains_key("PS")
+        );
+    }
+    let slice = Slice::default();
+    let two = render(&request(
+        &plan,
+        ("led", "2"),
+        &job,
+        WorkloadFormat::Native,
+        &slice,
+    ));
+    let refused = two.unwrap_err().to_string();
+    assert!(
+        refused.contains("scene led case 2 has 2 chiefs"),
+        "{refused}"
+    );
+}
+
 /// By Volcano's controller (1.11 on): a pod that is Failed stays so without a policy, a container that fails is started again by its
 /// kubelet without an end, and restarts are counted by the task, lost pods by the job. Counters end it when they reach their number.
 #[test]
