@@ -115,23 +115,33 @@ pub fn render(request: &RenderRequest<'_>) -> Result<Rendered, Faults> {
         return Err(faults);
     }
     cluster.hosts = cluster.written();
-    cluster.check_gang(&mut warnings);
-    cluster.check_claims(&mut warnings);
-    cluster.check_logs(&mut warnings);
-    cluster.check_security(&mut warnings);
-    let made = match format {
-        WorkloadFormat::Native => cluster.native(&chosen),
-        WorkloadFormat::Tfjob => cluster.tfjob(&mut warnings),
-        WorkloadFormat::Volcano => cluster.volcano(&mut warnings),
-        WorkloadFormat::Jobset => cluster.jobset(&mut warnings),
-    };
-    let objects = made.map_err(|what| Faults(vec![what]))?;
-    check_sizes(&objects, &mut warnings)?;
+    let objects = objects(&cluster, &chosen, &mut warnings)?;
     Ok(Rendered {
         name: cluster.name,
         objects,
         warnings,
     })
+}
+
+/// The objects of a job without faults.
+fn objects(
+    cluster: &ResolvedJob<'_>,
+    chosen: &[JobTask],
+    warnings: &mut Vec<String>,
+) -> Result<Vec<Value>, Faults> {
+    cluster.check_gang(warnings);
+    cluster.check_claims(warnings);
+    cluster.check_logs(warnings);
+    cluster.check_security(warnings);
+    let made = match cluster.format {
+        WorkloadFormat::Native => cluster.native(chosen),
+        WorkloadFormat::Tfjob => cluster.tfjob(warnings),
+        WorkloadFormat::Volcano => cluster.volcano(warnings),
+        WorkloadFormat::Jobset => cluster.jobset(warnings),
+    };
+    let objects = made.map_err(|what| Faults(vec![what]))?;
+    check_sizes(&objects, warnings)?;
+    Ok(objects)
 }
 
 /// Adds a fault for each missing setting of the job.

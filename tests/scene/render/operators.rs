@@ -457,8 +457,10 @@ spec:
                 let role = config["task"]["type"].as_str().unwrap();
                 assert!(
                     role == "evaluator"
-                        || cluster[role][config["task"]["index"].as_u64().unwrap() as usize]
-                            == format!("{}:2222", pod.host)
+                        || cluster[role]
+                            .pointer(&format!("/{}", config["task"]["index"]))
+                            .unwrap()
+                            == &json!(format!("{}:2222", pod.host))
                 );
                 assert_eq!(
                     (env["PS_COUNT"].as_str(), env["PS_HOSTS"].as_str()),
