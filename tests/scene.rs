@@ -5,7 +5,7 @@
 //! | A mistake in a plan is named with place and correction, here and by the API server. | `check`, `definition` |
 //! | Nodes get the labels of their slots, and random plans keep the rules. | `agent`, `properties` |
 //! | Labels that nodes already have become a plan. | `import` |
-//! | Rendered jobs are valid, and tell each task what it is. | `render` |
+//! | Rendered jobs are valid, and tell each task what it is. Their names differ, and their pods keep `restricted`. | `render` |
 //! | A simulation places each task as the scheduler would. | `simulate` |
 //! | A plan's status follows from plans, nodes and claims. | `plan_status` |
 //! | The commands answer, refuse and explain. | `command` |
@@ -55,8 +55,14 @@ mod render;
 mod render_faults;
 #[path = "scene/render/hosts.rs"]
 mod render_hosts;
+#[path = "scene/render/names.rs"]
+mod render_names;
 #[path = "scene/render/operators.rs"]
 mod render_operators;
+#[path = "scene/render/security.rs"]
+mod render_security;
+#[path = "scene/render/ways.rs"]
+mod render_ways;
 #[path = "scene/simulate.rs"]
 mod simulate;
 

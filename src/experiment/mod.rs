@@ -23,8 +23,8 @@ pub use amounts::AMOUNTS;
 pub use check::check;
 pub use import::{ImportError, Imported, import};
 pub use render::{
-    Faults, Folder, Gang, JobTask, ROLES, Reclaim, RenderRequest, Rendered, RoleTasks, RunTag,
-    Slice, SuccessPolicy, TaskOf, TaskResources, TaskShare, TrainingJob, WorkloadFormat, render,
-    requested_resources, roles, settle, tasks,
+    Faults, Folder, Gang, JobTask, Preset, ROLES, Reclaim, RenderRequest, Rendered, RoleTasks,
+    RunTag, Slice, SuccessPolicy, TaskOf, TaskResources, TaskShare, TrainingJob, WorkloadFormat,
+    render, requested_resources, roles, settle, tasks,
 };
 pub use simulate::{Simulation, claimed, invented, simulate};

@@ -51,8 +51,8 @@ pub use finding::{Amounts, Finding, Severity, SourcePlace};
 pub use label::{Holding, LabelKeys, NodeLabels};
 pub use name::{key_fault, reserved_domain, subdomain_fault, value_fault};
 pub use native_job::{
-    ALL_WORKERS, CHIEF, EVALUATOR, PS, RECLAIM_AFTER, RECLAIM_LABEL, SUCCESS_POLICY, TASK_LABELS,
-    WORKERS,
+    ALL_WORKERS, CASE_LABEL, CHIEF, EVALUATOR, EXPERIMENT_LABEL, PLAN_LABEL, PS, RECLAIM_AFTER,
+    RECLAIM_LABEL, RUN_LABEL, SCENE_LABEL, SUCCESS_POLICY, TASK_LABELS, WAY_LABEL, WORKERS,
 };
 pub use node::{Node, NodeTaint, natural, read_nodes};
 #[cfg(feature = "experiments")]

@@ -18,6 +18,25 @@ pub const ALL_WORKERS: &str = "AllWorkers";
 /// The labels of each task's objects: the job's name, the role, the task's number.
 pub const TASK_LABELS: [&str; 3] = ["name", "job", "task"];
 
+/// The label with the name of the plan: on claims, for administrators, and on each object and pod of a rendered job. A name that
+/// is too long for a label's value has none.
+pub const PLAN_LABEL: &str = "pinfold.io/plan";
+
+/// The label with the scene of the plan.
+pub const SCENE_LABEL: &str = "pinfold.io/scene";
+
+/// The label with the case of the scene.
+pub const CASE_LABEL: &str = "pinfold.io/case";
+
+/// The label with the id of the experiment, if the job is a run of one.
+pub const EXPERIMENT_LABEL: &str = "pinfold.io/experiment";
+
+/// The label with how the run's pods get CPUs and threads: usual, sized, exclusive or both.
+pub const WAY_LABEL: &str = "pinfold.io/way";
+
+/// The label with the number of the run in its experiment, from 1.
+pub const RUN_LABEL: &str = "pinfold.io/run";
+
 /// The role of parameter servers, which run until a person or the reclaimer ends them.
 pub const PS: &str = "ps";
 

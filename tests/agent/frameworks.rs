@@ -190,8 +190,24 @@ fn wait_until_as_expected(agent: &Agent, pod: &str) -> Value {
     }
 }
 
+/// The environment of a container as the kubelet makes it: values from the ConfigMap, and `$(NAME)` for the variables before.
+fn environment(container: &Value, config: &Value) -> Vec<String> {
+    let mut known: Vec<(String, String)> = Vec::new();
+    for variable in container["env"].as_array().unwrap() {
+        let key = variable["valueFrom"]["configMapKeyRef"]["key"].as_str();
+        let value = key.map_or(&variable["value"], |key| &config["data"][key]);
+        let mut value = value.as_str().unwrap().to_owned();
+        for (name, text) in &known {
+            value = value.replace(&format!("$({name})"), text);
+        }
+        known.push((variable["name"].as_str().unwrap().to_owned(), value));
+    }
+    let all = known.into_iter();
+    all.map(|(name, value)| format!("{name}={value}")).collect()
+}
+
 /// The runtime's description of a rendered task. A task with a CPU request below its limit is Burstable.
-fn describe_task(tree: &Tree<'_>, name: &str, template: &Value) -> EventMessage {
+fn describe_task(tree: &Tree<'_>, name: &str, template: &Value, config: &Value) -> EventMessage {
     let text = |value: &Value| value.as_str().unwrap().to_owned();
     let millicpus = |text: &str| match text.strip_suffix('m') {
         Some(millis) => millis.parse().unwrap(),
@@ -217,12 +233,12 @@ fn describe_task(tree: &Tree<'_>, name: &str, template: &Value) -> EventMessage 
         .iter()
         .map(text)
         .collect();
-    let variables = container["env"].as_array().unwrap().iter();
-    described.env = variables
-        .map(|variable| format!("{}={}", text(&variable["name"]), text(&variable["value"])))
-        .collect();
+    described.env = environment(container, config);
     message
 }
+
+/// The job of `tests/data/frameworks` in its plan's case.
+const JOB: &str = "local-s1-c1";
 
 /// Replaces the tasks' addresses by free ports of this machine.
 fn on_this_machine(rendered: &str, tasks: &[&str]) -> String {
@@ -233,7 +249,7 @@ fn on_this_machine(rendered: &str, tasks: &[&str]) -> String {
     let mut text = rendered.to_owned();
     for (task, listener) in tasks.iter().zip(&listeners) {
         let address = listener.local_addr().unwrap().to_string();
-        text = text.replace(&format!("{task}:2222"), &address);
+        text = text.replace(&format!("{task}.{JOB}:2222"), &address);
     }
     text
 }
@@ -261,13 +277,15 @@ fn tensorflow_with_a_parameter_server_runs_as_predicted() {
         String::from_utf8_lossy(&output.stderr)
     );
     let names = [
-        "local-chief-0",
-        "local-ps-0",
-        "local-worker-0",
-        "local-worker-1",
+        "local-s1-c1-chief-0",
+        "local-s1-c1-ps-0",
+        "local-s1-c1-worker-0",
+        "local-s1-c1-worker-1",
     ];
     let rendered = on_this_machine(std::str::from_utf8(&output.stdout).unwrap(), &names);
     let objects = parse(&rendered, "scene render");
+    let config = objects.iter().find(|one| one["kind"] == "ConfigMap");
+    let config = config.unwrap();
 
     let (agent, mut runtime) = start_agent(&kernel, &tree);
     let logs = TempDir::new().unwrap();
@@ -281,7 +299,7 @@ fn tensorflow_with_a_parameter_server_runs_as_predicted() {
                     object["metadata"]["name"] == *name && !object["spec"]["template"].is_null()
                 })
                 .unwrap();
-            let mut description = describe_task(&tree, name, &object["spec"]["template"]);
+            let mut description = describe_task(&tree, name, &object["spec"]["template"], config);
             let args = &mut description.container.as_mut().unwrap().args;
             *args.last_mut().unwrap() = script.to_str().unwrap().to_owned();
             RunningTask::start(

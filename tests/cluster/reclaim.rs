@@ -1,6 +1,6 @@
 //! `pinfold scene reclaim` deletes parameter servers only after every worker, or the chief, has succeeded.
 //!
-//! The objects come from `scene render`. The account's permissions and policy come from `deploy/components/reclaim`.
+//! The objects come from `scene render`, with a Service for each task as in manifests that people write. The account's permissions and policy come from `deploy/components/reclaim`.
 
 use std::io::{BufRead, BufReader};
 use std::process::{Child, Command, Stdio};
@@ -22,9 +22,10 @@ use crate::fakeapi::{ADMIN, FakeApi, Fault, FaultScope, yaml};
 
 const ACCOUNT: &str = "system:serviceaccount:pinfold:pinfold-reclaim";
 
-/// The native objects of a job in a case.
+/// The native objects of a job in a case, and a Service for each task. The names are without scene and case here, which the
+/// reclaimer doesn't know.
 fn rendered(plan: &ScenePlan, (scene, case): (&str, &str), job: &TrainingJob) -> Vec<Value> {
-    render(&RenderRequest {
+    let rendered = render(&RenderRequest {
         plan,
         scene,
         case,
@@ -34,8 +35,19 @@ fn rendered(plan: &ScenePlan, (scene, case): (&str, &str), job: &TrainingJob) ->
         run: None,
         amounts: AMOUNTS,
     })
-    .unwrap()
-    .objects
+    .unwrap();
+    let text = json!(rendered.objects).to_string();
+    let text = text.replace(&rendered.name, job.name.as_deref().unwrap());
+    let objects: Vec<Value> = serde_json::from_str(&text).unwrap();
+    let with_service = |object: Value| {
+        let is_task = ["Job", "Deployment"].contains(&object["kind"].as_str().unwrap());
+        let service = json!({
+            "apiVersion": "v1", "kind": "Service", "metadata": object["metadata"],
+            "spec": {"clusterIP": "None", "selector": object["spec"]["selector"]["matchLabels"]},
+        });
+        is_task.then_some(service).into_iter().chain([object])
+    };
+    objects.into_iter().flat_map(with_service).collect()
 }
 
 /// The objects of a job of scene 2, case 2: 50 workers, 5 parameter servers.

@@ -27,8 +27,7 @@ struct Cluster {
     fake: Arc<FakeApi>,
     folder: TempDir,
     life: JoinHandle<()>,
-    /// Workers that have been evicted so far, and how many are to be.
-    evicted: Arc<AtomicU32>,
+    /// How many workers are to be evicted.
     evictions: Arc<AtomicU32>,
     /// Whether workers end.
     ends: Arc<AtomicBool>,
@@ -64,14 +63,9 @@ impl Cluster {
         std::fs::write(folder.path().join("admin.conf"), fake.kubeconfig(ADMIN)).unwrap();
         std::fs::write(folder.path().join("plan.yaml"), plan()).unwrap();
         std::fs::write(folder.path().join("job.yaml"), JOB).unwrap();
-        let (evicted, evictions, ends) = (
-            Arc::new(AtomicU32::new(0)),
-            Arc::new(AtomicU32::new(0)),
-            Arc::new(AtomicBool::new(true)),
-        );
+        let (evictions, ends) = (Arc::new(AtomicU32::new(0)), Arc::new(AtomicBool::new(true)));
         let life = tokio::spawn(live(
             Arc::clone(&fake),
-            Arc::clone(&evicted),
             Arc::clone(&evictions),
             Arc::clone(&ends),
         ));
@@ -79,7 +73,6 @@ impl Cluster {
             fake,
             folder,
             life,
-            evicted,
             evictions,
             ends,
         }
@@ -142,6 +135,17 @@ impl Cluster {
             && self.fake.all("v1", "Namespace").len() == 1
             && !self.fake.all("v1", "Node").iter().any(labelled)
     }
+}
+
+/// Waits until something is so.
+async fn until(is_so: impl Fn() -> bool) {
+    for _ in 0..1200 {
+        if is_so() {
+            return;
+        }
+        tokio::time::sleep(Duration::from_millis(50)).await;
+    }
+    panic!("it did not become so within a minute");
 }
 
 fn json_of(file: &Path) -> Value {
@@ -213,12 +217,7 @@ fn page(fake: &FakeApi) -> String {
 }
 
 /// The life of the cluster: nodes follow the active plan, controllers make pods, kubelets run them.
-async fn live(
-    fake: Arc<FakeApi>,
-    evicted: Arc<AtomicU32>,
-    evictions: Arc<AtomicU32>,
-    ends: Arc<AtomicBool>,
-) {
+async fn live(fake: Arc<FakeApi>, evictions: Arc<AtomicU32>, ends: Arc<AtomicBool>) {
     let mut ages: BTreeMap<String, Duration> = BTreeMap::new();
     let step = Duration::from_millis(100);
     loop {
@@ -237,11 +236,8 @@ async fn live(
             *age += step;
             let is_worker = pod["metadata"]["labels"]["job"] == "worker";
             let phase = pod["status"]["phase"].as_str().unwrap_or_default();
-            if phase == "Running"
-                && is_worker
-                && evicted.load(Ordering::SeqCst) < evictions.load(Ordering::SeqCst)
-            {
-                evicted.fetch_add(1, Ordering::SeqCst);
+            if phase == "Running" && is_worker && evictions.load(Ordering::SeqCst) > 0 {
+                evictions.fetch_sub(1, Ordering::SeqCst);
                 set_status(
                     &fake,
                     &pod,
@@ -450,9 +446,7 @@ async fn a_killed_experiment_is_resumed_or_aborted() {
         jobs.iter()
             .any(|job| job["metadata"]["labels"]["pinfold.io/run"] == "2")
     };
-    while !begun() {
-        tokio::time::sleep(Duration::from_millis(50)).await;
-    }
+    until(begun).await;
     child.kill().await.unwrap();
     assert_eq!(cluster.records("results").len(), 1);
     // Another experiment finds the plan taken.
@@ -473,9 +467,7 @@ async fn a_killed_experiment_is_resumed_or_aborted() {
     // Killed again, and given up.
     let again = [&args[..8], &["--out", "second", "--scenes", "1"]].concat();
     let mut child = cluster.command(&again).spawn().unwrap();
-    while cluster.fake.all("batch/v1", "Job").is_empty() {
-        tokio::time::sleep(Duration::from_millis(50)).await;
-    }
+    until(|| !cluster.fake.all("batch/v1", "Job").is_empty()).await;
     child.kill().await.unwrap();
     let aborted = cluster.run(&["--abort", "second"]).await;
     assert_eq!(aborted.code, Some(0), "{aborted:?}");
@@ -487,9 +479,7 @@ async fn ctrl_c_puts_everything_back() {
     let cluster = Cluster::new(3).await;
     cluster.ends.store(false, Ordering::SeqCst);
     let child = cluster.command(&SMALL).spawn().unwrap();
-    while cluster.fake.all("batch/v1", "Job").is_empty() {
-        tokio::time::sleep(Duration::from_millis(50)).await;
-    }
+    until(|| !cluster.fake.all("batch/v1", "Job").is_empty()).await;
     let pid = nix::unistd::Pid::from_raw(i32::try_from(child.id().unwrap()).unwrap());
     nix::sys::signal::kill(pid, nix::sys::signal::Signal::SIGINT).unwrap();
     let done = child.wait_with_output().await.unwrap();

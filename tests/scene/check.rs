@@ -13,7 +13,7 @@ pub(crate) fn with(text: &str, old: &str, new: &str) -> String {
 #[test]
 fn the_example_has_nothing_wrong() {
     assert_eq!(report(&example(), None), "");
-    assert_eq!(report(&example(), Some(&nodes(40, "5", "44Gi"))), "");
+    assert_eq!(report(&example(), Some(&nodes(40, "12", "44Gi"))), "");
     assert_eq!(report(SMALL, None), "");
     for taint in ["{}", "{key: pinfold.io/case, value: a}"] {
         assert_eq!(

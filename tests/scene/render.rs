@@ -201,15 +201,16 @@ pub(crate) fn pods(objects: &[Value]) -> Vec<RenderedPod> {
             ("apps/v1", "Deployment") | ("batch/v1", "Job") => {
                 let template = &spec["template"];
                 let services = of_kind(objects, "Service");
-                let mine: Vec<_> = services
-                    .iter()
-                    .filter(|one| fits(&one["spec"]["selector"], template))
-                    .collect();
-                assert_eq!(mine.len(), 1, "one Service leads to each pod");
-                assert_eq!(mine[0]["spec"]["clusterIP"], "None");
-                assert_eq!(mine[0]["spec"]["publishNotReadyAddresses"], true);
+                assert_eq!(services.len(), 1, "one Service leads to each pod");
+                let service = &services[0]["spec"];
+                assert!(fits(&service["selector"], template));
+                assert_eq!(service["clusterIP"], "None");
+                assert_eq!(service["publishNotReadyAddresses"], true);
+                let pod = &template["spec"];
+                assert_eq!(services[0]["metadata"]["name"], pod["subdomain"]);
+                assert_eq!(pod["hostname"], *name, "the host is the object's name");
                 seen.push(RenderedPod {
-                    host: text(&mine[0]["metadata"]["name"]),
+                    host: format!("{}.{}", text(&pod["hostname"]), text(&pod["subdomain"])),
                     template: template.clone(),
                     kind: text(&object["kind"]),
                 });
@@ -524,7 +525,7 @@ fn the_agent_knows_the_pods_and_pins_them() {
         );
         assert_eq!(
             one.template["metadata"]["annotations"]["scheduling.k8s.io/group-name"],
-            "wide-deep"
+            "wide-deep-s2-c1"
         );
         assert_eq!(
             spec["restartPolicy"],
@@ -581,7 +582,7 @@ fn every_format_is_read_back_as_the_same_pods() {
 #[test]
 fn objects_carry_the_labels_of_reclaim() {
     let rendered = rendered(&full(), "2", "2", WorkloadFormat::Native);
-    for kind in ["Job", "Deployment", "Service"] {
+    for kind in ["Job", "Deployment"] {
         for object in of_kind(&rendered.objects, kind) {
             let metadata = &object["metadata"];
             assert_eq!(metadata["labels"]["pinfold.io/reclaim"], "ps");
@@ -599,7 +600,9 @@ fn objects_carry_the_labels_of_reclaim() {
 fn slices_are_parts_of_the_whole() {
     let (job, plan) = (full(), plan(&example()));
     let whole = rendered(&job, "2", "2", WorkloadFormat::Native).objects;
-    let shared = of_kind(&whole, "PersistentVolumeClaim").len() + of_kind(&whole, "PodGroup").len();
+    let shared = ["PersistentVolumeClaim", "ConfigMap", "Service", "PodGroup"];
+    let shared: usize = shared.map(|kind| of_kind(&whole, kind).len()).iter().sum();
+    assert_eq!(shared, 4);
     let slice = |role: Option<&str>, from, to| {
         let slice = Slice {
             role: role.map(str::to_owned),
@@ -621,7 +624,7 @@ fn slices_are_parts_of_the_whole() {
         (None, None, Some(0), 2),
     ] {
         let part = slice(role, from, to).unwrap().objects;
-        assert_eq!(part.len(), shared + 2 * tasks, "{role:?} {from:?} {to:?}");
+        assert_eq!(part.len(), shared + tasks, "{role:?} {from:?} {to:?}");
         assert!(part.iter().all(|object| whole.contains(object)));
     }
     let mut parts: Vec<Value> = slice(Some("ps"), None, None).unwrap().objects;
@@ -673,7 +676,7 @@ fn yaml(objects: &[Value]) -> String {
 }
 
 /// The program's own output for an example.
-fn printed(args: &[&str]) -> (Option<i32>, String, String) {
+pub(crate) fn printed(args: &[&str]) -> (Option<i32>, String, String) {
     let output = assert_cmd::Command::new(env!("CARGO_BIN_EXE_pinfold"))
         .arg("scene")
         .args(args)
@@ -745,18 +748,18 @@ fn the_examples_are_what_they_say() {
         (objects, said)
     };
     let (objects, said) = run("job-locality.yaml", &["--scene", "2", "--case", "2"]);
-    assert_eq!((objects.len(), said.as_str()), (2 * 55, ""));
+    assert_eq!((objects.len(), said.as_str()), (2 + 55, ""));
     let last = pods(&objects).pop().unwrap();
     let (_, words) = started(&objects, &last.template);
     assert_eq!(words[..2], ["sh", "/opt/locality/run.sh"]);
     assert_eq!(words[4..], ["worker", "49", "5", "50"]);
     assert!(
-        words[2].starts_with("locality-ps-0:2222,")
-            && words[3].ends_with(",locality-worker-49:2222")
+        words[2].starts_with("locality-s2-c2-ps-0.locality-s2-c2:2222,")
+            && words[3].ends_with(",locality-s2-c2-worker-49.locality-s2-c2:2222")
     );
 
     let (objects, said) = run("job-storage.yaml", &["--scene", "1", "--case", "1"]);
-    assert_eq!((objects.len(), said.as_str()), (2 + 2 * 11, ""));
+    assert_eq!((objects.len(), said.as_str()), (4 + 11, ""));
     for (object, name) in objects.iter().zip(["storage-data-pvc", "storage-log-pvc"]) {
         assert_eq!(
             (&object["kind"], &object["metadata"]["name"]),
@@ -772,7 +775,7 @@ fn the_examples_are_what_they_say() {
         [
             "--job_name=ps",
             "--task_index=0",
-            "--log_path=/log/ps-0",
+            "--log_path=/log/storage-s1-c1/ps-0",
             "--data_dir=/data"
         ]
     );
@@ -790,7 +793,7 @@ fn the_examples_are_what_they_say() {
         said.lines().count() == 1 && said.contains("the scheduler chooses the server"),
         "{said}"
     );
-    let specs = &objects[0]["spec"]["tfReplicaSpecs"];
+    let specs = &objects[1]["spec"]["tfReplicaSpecs"];
     for role in ["PS", "Worker"] {
         let resources = &specs[role]["template"]["spec"]["containers"][0]["resources"];
         assert_eq!(

@@ -34,7 +34,7 @@ fn the_108_nodes_of_all_cases() {
     for (scene, case, _, workers, _, servers) in CASES {
         let slots = slots(&plan, scene, case).unwrap();
         // A server with exactly the resources of the scene.
-        let mut all = nodes(slots.len(), "5", "44Gi");
+        let mut all = nodes(slots.len(), "12", "44Gi");
         all = claimed(&plan, &slots, &all);
         let simulation = run(&plan, scene, case, &all);
         assert_eq!(simulation.pending, [], "{scene}/{case}");
@@ -110,17 +110,17 @@ fn a_pending_task_has_a_reason() {
         "11: node-4 has the taint gpu=x:NoSchedule, which the pods don't tolerate"
     );
     let amount = |text: &str| pinfold::scene::Amount(text.to_owned());
-    // 2 CPUs for the parameter server, and three times 300m.
+    // 2 CPUs for the parameter server, and one for each of three workers.
     assert_eq!(
         why(&|nodes| drop(
             nodes[3]
                 .allocatable
-                .insert("cpu".to_owned(), amount("3"))
+                .insert("cpu".to_owned(), amount("5500m"))
                 .or(nodes[3]
                     .allocatable
                     .insert("memory".to_owned(), amount("64Gi")))
         )),
-        "7: node-4 has too little cpu: 300m requested, 100m of 3 left beside the job's other tasks"
+        "7: node-4 has too little cpu: 1 requested, 500m of 5500m left beside the job's other tasks"
     );
     // Unknown properties of a node are not checked.
     let mut nodes = whole.clone();
@@ -226,7 +226,7 @@ fn as_people_and_programs_see_it() {
     let scenes = here("deploy/examples/scenes.yaml");
     let scenes = scenes.to_str().unwrap();
     let (code, out, error) = printed(&[
-        scenes, "--scene", "2", "--case", "2", "--count", "9", "--cpu", "8", "--memory", "64Gi",
+        scenes, "--scene", "2", "--case", "2", "--count", "9", "--cpu", "10", "--memory", "64Gi",
     ]);
     assert_eq!((code, error.as_str()), (Some(1), ""));
     let words: Vec<&str> = out.lines().nth(1).unwrap().split_whitespace().collect();
@@ -252,7 +252,7 @@ fn as_people_and_programs_see_it() {
     // The nodes' present labels instead of the future labels; the job's requests instead of the plan's.
     let list = json!({"kind": "List", "items": [
         {"kind": "Node", "metadata": {"name": "a", "labels": {"SCENCE": "1", "CASE": "1", "INDEX": "0"}},
-         "status": {"allocatable": {"cpu": "8", "memory": "64Gi", "pods": "110"}},
+         "status": {"allocatable": {"cpu": "12", "memory": "64Gi", "pods": "110"}},
          "spec": {"taints": [{"key": "x", "effect": "PreferNoSchedule"}]}},
         {"kind": "Node", "metadata": {"name": "b"}},
     ]});
@@ -265,7 +265,7 @@ fn as_people_and_programs_see_it() {
     let (code, out, _) = printed(&[scenes, "--nodes", &nodes, "--job", &job]);
     assert_eq!(code, Some(1));
     assert!(
-        out.contains("pending: worker 3-9: a has too little cpu: 2 requested, 0 of 8 left"),
+        out.contains("pending: worker 5-9: a has too little cpu: 2 requested, 0 of 12 left"),
         "{out}"
     );
     let (code, out, _) = printed(&[scenes, "--scene", "2", "--case", "1", "--nodes", &nodes]);

@@ -10,7 +10,7 @@ use super::case::CaseArgs;
 use super::files;
 use crate::cli::output::Several;
 use crate::experiment::{
-    AMOUNTS, Faults, Reclaim, RenderRequest, Slice, TrainingJob, WorkloadFormat, render,
+    AMOUNTS, Faults, Preset, Reclaim, RenderRequest, Slice, TrainingJob, WorkloadFormat, render,
 };
 use crate::text::values::whole;
 
@@ -18,11 +18,15 @@ use crate::text::values::whole;
 ///
 /// Node affinity places each task's pod on the server of the task's index. The pod's environment has PS_HOSTS,
 /// WORKER_HOSTS, TASK_TYPE, TASK_INDEX and TF_CONFIG. Commands refer to them like $(PS_HOSTS), which Kubernetes expands.
+///
+/// All names begin with NAME-sSCENE-cCASE, so two cases never want the same object. A namespace with the Pod Security
+/// Standard restricted takes the pods, unless the job asks for runAsUser 0 or a hostPath.
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:
   pinfold scene render plan.yaml --job job.yaml | kubectl apply -f -
   pinfold scene render plan.yaml --job job.yaml --scene 2 --case 2 --format volcano
   pinfold scene render plan.yaml --name mnist --image mnist:1 --script /opt/train.py
+  pinfold scene render plan.yaml --name mnist --script /opt/train.py --preset article
   pinfold scene render plan.yaml --name mnist --image mnist:1 -- \\
     python train.py '--ps_hosts=$(PS_HOSTS)' '--worker_hosts=$(WORKER_HOSTS)' \\
     '--job_name=$(TASK_TYPE)' '--task_index=$(TASK_INDEX)'
@@ -36,9 +40,12 @@ pub(super) struct RenderArgs {
     /// File with the job's parameters (YAML or JSON); - is the standard input. Flags overrule the file.
     #[arg(long, value_name = "FILE")]
     job: Option<PathBuf>,
-    /// The job's name.
+    /// The job's name. The names of its objects add the scene and the case: NAME-s1-c1.
     #[arg(long, value_name = "NAME")]
     name: Option<String>,
+    /// Take the image and the resources from here where neither the job nor a flag says.
+    #[arg(long, value_enum, value_name = "PRESET")]
+    preset: Option<PresetName>,
     /// The namespace of the job's objects.
     #[arg(long, value_name = "NAMESPACE")]
     job_namespace: Option<String>,
@@ -80,7 +87,7 @@ pub(super) struct RenderArgs {
 /// The kind of the objects.
 #[derive(Debug, Clone, Copy, Default, ValueEnum)]
 pub(super) enum WorkloadKind {
-    /// Jobs, Deployments and Services.
+    /// Jobs, Deployments and a Service.
     #[default]
     Native,
     /// A TFJob of the Kubeflow training operator (kubeflow.org/v1).
@@ -89,6 +96,13 @@ pub(super) enum WorkloadKind {
     Volcano,
     /// A JobSet (jobset.x-k8s.io/v1alpha2).
     Jobset,
+}
+
+/// Values with a name.
+#[derive(Debug, Clone, Copy, ValueEnum)]
+enum PresetName {
+    /// As in the article that compared shared and separate servers: TensorFlow 1, 300m for a worker, 2 CPUs for a parameter server.
+    Article,
 }
 
 /// The form of the output.
@@ -138,6 +152,8 @@ impl RenderArgs {
             *field = flag.or(field.take());
         }
         job.pin = self.pin.or(job.pin);
+        let preset = self.preset.map(|PresetName::Article| Preset::Article);
+        job.preset = preset.or(job.preset);
         if self.reclaim {
             job.reclaim.get_or_insert_with(Reclaim::default);
         }

@@ -5,13 +5,10 @@ use std::collections::{BTreeMap, BTreeSet};
 use super::current_slot::labelled;
 use super::plans::{Plans, name_of};
 use crate::cluster::own_node::OwnNode;
-use crate::scene::{LabelKeys, ScenePlan, Slot, Slots, WantedSlot, value_fault};
+use crate::scene::{LabelKeys, PLAN_LABEL, ScenePlan, Slot, Slots, WantedSlot, value_fault};
 
 /// The most claims that are read by name. A list costs less than more reads.
 const MOST_NAMED: usize = 3;
-
-/// The label of a Lease that names the plan, for administrators.
-const PLAN_LABEL: &str = "pinfold.io/plan";
 
 /// The Node's labels with the default label keys.
 pub(super) fn usual(node: &OwnNode) -> BTreeMap<String, String> {

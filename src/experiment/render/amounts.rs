@@ -15,9 +15,14 @@ pub struct TaskResources {
     pub pin: Option<bool>,
 }
 
-/// What a role's tasks ask for by plan and job. The job's words go before the plan's, a role's before all roles'.
+/// What a role's tasks ask for by plan and job. The job's words go before its preset's, those before the plan's; a role's go before
+/// all roles'.
 pub fn requested_resources(plan: &ScenePlan, job: &TrainingJob, role: &str) -> TaskResources {
-    let planned = plan.spec.roles.get(role).cloned().unwrap_or_default();
+    let planned = job
+        .preset
+        .and_then(|preset| preset.role(role))
+        .or_else(|| plan.spec.roles.get(role).cloned())
+        .unwrap_or_default();
     let own = job.roles.get(role);
     let mut requested = TaskResources {
         requests: planned.requests,
@@ -139,6 +144,32 @@ impl RoleAmounts<'_> {
                 .limits
                 .get("cpu")
                 .is_some_and(|cpu| self.is_whole_cpus(cpu))
+    }
+}
+
+/// Marks the roles of an experiment whose CPUs and threads its ways decide: all that can be pinned, unless the job or the plan
+/// says `pin: false`. Without such a role, all ways would be the same.
+pub(super) fn vary(
+    requested: &mut BTreeMap<String, TaskResources>,
+    amounts: Amounts,
+    faults: &mut Faults,
+) {
+    for (role, resources) in &mut *requested {
+        let of_role = RoleAmounts { role, amounts };
+        if resources.pin.is_none() && of_role.is_pinnable(resources) {
+            resources.pin = Some(true);
+        }
+    }
+    if !requested.is_empty() && !requested.values().any(|role| role.pin == Some(true)) {
+        let role = requested
+            .keys()
+            .next_back()
+            .map_or("worker", String::as_str);
+        faults.say(format!(
+            "no role of the case can get exclusive CPUs, so all ways of the experiment would be the same: write whole CPUs as \
+             limits and pin: true for at least one role, for example roles: {{{role}: {{pin: true, limits: {{cpu: 1, memory: \
+             4Gi}}}}}}"
+        ));
     }
 }
 

@@ -2,42 +2,18 @@
 
 use std::collections::BTreeMap;
 
-use serde::{Deserialize, Serialize};
+use serde::Serialize;
 use serde_json::Value;
 
 use super::amounts::TaskResources;
 use super::faults::Faults;
 use super::job::TrainingJob;
+use super::model::{RunTag, Slice, WorkloadFormat};
 use super::task::{JobTask, RoleTasks};
 use crate::scene::{CHIEF, EVALUATOR, PS, ScenePlan};
 
 /// The restarts of a failed worker in a job without a number: the default of Kubernetes.
 pub(super) const RETRIES: u32 = 6;
-
-/// Which objects are made.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub enum WorkloadFormat {
-    /// Jobs, Deployments and Services.
-    #[default]
-    Native,
-    /// A TFJob (`kubeflow.org/v1`).
-    Tfjob,
-    /// A Volcano Job (`batch.volcano.sh/v1alpha1`).
-    Volcano,
-    /// A JobSet (`jobset.x-k8s.io/v1alpha2`).
-    Jobset,
-}
-
-/// Which part of a cluster is made; everything, if nothing is said.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Slice {
-    pub role: Option<String>,
-    /// The first task of the slice.
-    pub from: Option<u32>,
-    /// The last task of the slice.
-    pub to: Option<u32>,
-}
 
 /// The addresses of all tasks, as the tasks are told them.
 #[derive(Debug, Default)]
@@ -53,7 +29,13 @@ pub(super) struct ResolvedJob<'a> {
     pub(super) plan: &'a ScenePlan,
     pub(super) job: &'a TrainingJob,
     pub(super) format: WorkloadFormat,
-    pub(super) name: &'a str,
+    /// The stem of all names, and the value of the label `name`.
+    pub(super) name: String,
+    /// What follows the job's own name in it.
+    pub(super) suffix: String,
+    /// The labels of all objects and pods that tell the plan, the case and the run.
+    pub(super) origin: BTreeMap<String, String>,
+    pub(super) run: Option<&'a RunTag>,
     pub(super) image: &'a str,
     pub(super) port: u16,
     pub(super) scene: &'a str,
@@ -66,20 +48,6 @@ pub(super) struct ResolvedJob<'a> {
 /// An object as a value. All rendered maps have texts as keys, so the conversion does not fail in practice.
 pub(super) fn value(object: &impl Serialize) -> Result<Value, String> {
     serde_json::to_value(object).map_err(|error| format!("an object can't be written: {error}"))
-}
-
-// === impl WorkloadFormat ===
-
-impl WorkloadFormat {
-    /// The format's name on the command line.
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::Native => "native",
-            Self::Tfjob => "tfjob",
-            Self::Volcano => "volcano",
-            Self::Jobset => "jobset",
-        }
-    }
 }
 
 // === impl ResolvedJob ===
@@ -138,8 +106,9 @@ impl ResolvedJob<'_> {
     pub(super) fn host(&self, role: &str, index: u32) -> String {
         let name = self.task_name(role, index);
         match self.format {
-            WorkloadFormat::Native | WorkloadFormat::Tfjob => name,
-            WorkloadFormat::Volcano => format!("{name}.{}", self.name),
+            // The training operator makes a Service for each task.
+            WorkloadFormat::Tfjob => name,
+            WorkloadFormat::Native | WorkloadFormat::Volcano => format!("{name}.{}", self.name),
             WorkloadFormat::Jobset => format!("{name}-0-0.{}", self.name),
         }
     }

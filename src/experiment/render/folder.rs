@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use k8s_openapi::api::core::v1::{
-    HostPathVolumeSource, PersistentVolumeClaim, PersistentVolumeClaimSpec,
+    EmptyDirVolumeSource, HostPathVolumeSource, PersistentVolumeClaim, PersistentVolumeClaimSpec,
     PersistentVolumeClaimVolumeSource, Volume, VolumeMount, VolumeResourceRequirements,
 };
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
@@ -12,7 +12,7 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use super::cluster::ResolvedJob;
 use super::faults::Faults;
 use super::job::{Folder, TrainingJob};
-use crate::scene::{Amounts, Slot, subdomain_fault};
+use crate::scene::{Amounts, EVALUATOR, Slot, subdomain_fault};
 
 const MODES: [&str; 4] = [
     "ReadWriteMany",
@@ -21,9 +21,12 @@ const MODES: [&str; 4] = [
     "ReadWriteOncePod",
 ];
 
+/// The folder for logs and checkpoints.
+const LOG: &str = "log";
+
 /// The folders of a job, each with the name of its volume.
-fn folders(job: &TrainingJob) -> impl Iterator<Item = (&'static str, &Folder)> {
-    [("data", job.data.as_ref()), ("log", job.log.as_ref())]
+pub(super) fn folders(job: &TrainingJob) -> impl Iterator<Item = (&'static str, &Folder)> {
+    [("data", job.data.as_ref()), (LOG, job.log.as_ref())]
         .into_iter()
         .filter_map(|(name, folder)| Some((name, folder?)))
 }
@@ -40,13 +43,22 @@ fn parts(path: &str) -> Vec<&str> {
         .collect()
 }
 
-fn claim(job: &str, name: &str, folder: &Folder) -> Option<String> {
-    folder.host_path.is_none().then(|| {
-        folder
-            .claim
-            .clone()
-            .unwrap_or_else(|| format!("{job}-{name}"))
-    })
+/// The claim of a folder. A new one has the job's own name, without scene and case: data and logs are there for all cases and
+/// runs, and outlive them.
+fn claim(job: &TrainingJob, name: &str, folder: &Folder) -> Option<String> {
+    let job = job.name.as_deref().unwrap_or_default();
+    let made = || folder.size.as_ref().map(|_| format!("{job}-{name}"));
+    folder.claim.clone().or_else(made)
+}
+
+/// Whether a folder ends with its pod: one for logs, without a volume.
+fn is_empty_dir(folder: &Folder) -> bool {
+    folder.host_path.is_none() && folder.claim.is_none() && folder.size.is_none()
+}
+
+/// Whether the tasks write into a claim.
+pub(super) fn has_writable_claim(job: &TrainingJob) -> bool {
+    folders(job).any(|(name, folder)| !folder.read_only && claim(job, name, folder).is_some())
 }
 
 /// Adds a fault for each mistake in the settings of the folders.
@@ -80,7 +92,7 @@ fn check_source(name: &str, folder: &Folder, faults: &mut Faults) {
         (Some(_), true) => faults.say(format!(
             "{name}: give either a claim or a hostPath, but not both"
         )),
-        (None, false) => faults.say(format!(
+        (None, false) if name != LOG => faults.say(format!(
             "{name}: the folder has no volume: write claim: NAME, size: 10Gi for a new claim, or hostPath: /folder"
         )),
         (Some(path), false)
@@ -148,9 +160,8 @@ fn check_both(job: &TrainingJob, data: &Folder, log: &Folder, faults: &mut Fault
     if parts(&path("data", data)) == parts(&path("log", log)) {
         faults.say("data and log have the same path: give them different ones".to_owned());
     }
-    let job = job.name.as_deref().unwrap_or_default();
     let data_claim = claim(job, "data", data);
-    if data_claim.is_some() && data_claim == claim(job, "log", log) {
+    if data_claim.is_some() && data_claim == claim(job, LOG, log) {
         faults.say(format!(
             "data and log are the same claim, {}: a pod that mounts a claim twice may never start; name two claims, or \
              use one folder for both",
@@ -182,14 +193,34 @@ impl ResolvedJob<'_> {
         }
     }
 
+    /// Warns of logs that don't fit the tasks: an evaluator reads the chief's checkpoints, and a run of an experiment must not find
+    /// those of another.
+    pub(super) fn check_logs(&self, warnings: &mut Vec<String>) {
+        let Some(log) = &self.job.log else { return };
+        if is_empty_dir(log) && self.count(EVALUATOR) > 0 {
+            warnings.push(
+                "log: each pod has a folder of its own, so an evaluator sees no checkpoints: give the folder a volume, for example \
+                 log: {size: 10Gi}"
+                    .to_owned(),
+            );
+        }
+        if self.run.is_some() && !is_empty_dir(log) && !self.job.mentions("TRAINING_JOB") {
+            warnings.push(
+                "log: all runs of the experiment have the same folder, and a program may go on from the checkpoints of the run \
+                 before: write $(LOG_DIR)/$(TRAINING_JOB) in the command, or log: {} for a folder that ends with its pod"
+                    .to_owned(),
+            );
+        }
+    }
+
     pub(super) fn claims(&self) -> Vec<PersistentVolumeClaim> {
         let made = folders(self.job).filter_map(|(name, folder)| {
             let size = Quantity(folder.size.clone()?);
             Some(PersistentVolumeClaim {
                 metadata: ObjectMeta {
-                    name: claim(self.name, name, folder),
+                    name: claim(self.job, name, folder),
                     namespace: self.job.namespace.clone(),
-                    labels: Some(BTreeMap::from([("name".to_owned(), self.name.to_owned())])),
+                    labels: Some(self.lasting_labels()),
                     ..ObjectMeta::default()
                 },
                 spec: Some(PersistentVolumeClaimSpec {
@@ -219,7 +250,8 @@ impl ResolvedJob<'_> {
                 path,
                 type_: Some("DirectoryOrCreate".to_owned()),
             }),
-            persistent_volume_claim: claim(self.name, name, folder).map(|claim_name| {
+            empty_dir: is_empty_dir(folder).then(EmptyDirVolumeSource::default),
+            persistent_volume_claim: claim(self.job, name, folder).map(|claim_name| {
                 PersistentVolumeClaimVolumeSource {
                     claim_name,
                     read_only: folder.read_only.then_some(true),

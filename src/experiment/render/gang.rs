@@ -2,7 +2,8 @@
 
 use serde_json::{Value, json};
 
-use super::cluster::{ResolvedJob, WorkloadFormat};
+use super::cluster::ResolvedJob;
+use super::model::WorkloadFormat;
 use crate::text::counted;
 
 /// The scheduler with known pod groups.
@@ -16,12 +17,14 @@ impl ResolvedJob<'_> {
         named.or_else(|| (self.format == WorkloadFormat::Volcano).then_some(VOLCANO))
     }
 
-    /// The gang's group, if any.
-    pub(super) fn group(&self) -> Option<&str> {
-        self.job
-            .gang
-            .as_ref()
-            .map(|gang| gang.group.as_deref().unwrap_or(self.name))
+    /// The gang's group, if any. A group that comes with the job belongs to a case, like the other objects.
+    pub(super) fn group(&self) -> Option<String> {
+        let gang = self.job.gang.as_ref()?;
+        Some(match &gang.group {
+            Some(group) if self.scheduler() == Some(VOLCANO) => format!("{group}{}", self.suffix),
+            Some(group) => group.clone(),
+            None => self.name.clone(),
+        })
     }
 
     /// The group of all pods. Schedulers other than Volcano have their own kinds of groups.
@@ -30,7 +33,7 @@ impl ResolvedJob<'_> {
         let mut object = json!({
             "apiVersion": "scheduling.volcano.sh/v1beta1",
             "kind": "PodGroup",
-            "metadata": {"name": group, "labels": {"name": self.name}},
+            "metadata": {"name": group, "labels": self.whole_labels()},
             "spec": {"minMember": self.all()},
         });
         if let Some(namespace) = &self.job.namespace {
@@ -74,7 +77,7 @@ impl ResolvedJob<'_> {
             WorkloadFormat::Tfjob => "the training operator makes a group with the job's name",
             WorkloadFormat::Native | WorkloadFormat::Jobset => return,
         };
-        if group != self.name {
+        if let Some(group) = gang.group.as_ref().filter(|_| gang.group != self.job.name) {
             warnings.push(format!("gang.group {group} is not used: {own}"));
         }
     }

@@ -6,19 +6,17 @@ use std::collections::{BTreeMap, BTreeSet};
 use k8s_openapi::api::core::v1::ConfigMap;
 use serde_json::{Value, json};
 
-use super::cluster::{Hosts, ResolvedJob, WorkloadFormat, value};
+use super::cluster::{Hosts, ResolvedJob, value};
 use super::faults::Faults;
 use super::folder;
 use super::job::Folder;
+use super::model::WorkloadFormat;
 use super::task::RoleTasks;
 use super::words::expanded;
 use crate::scene::{CHIEF, EVALUATOR, PS};
 
 /// The longest argument or variable that Linux passes to a program, zero byte included.
 const LONGEST: u64 = 128 << 10;
-
-/// Longer addresses stand in a ConfigMap, and not again in each of the objects that need them.
-const SHORT: u64 = 8 << 10;
 
 /// How many digits the numbers below `count` have, all together.
 fn digits(count: u32) -> u64 {
@@ -88,18 +86,8 @@ impl ResolvedJob<'_> {
         roles.fold(1, u64::saturating_add)
     }
 
-    /// Whether the addresses stand in a ConfigMap. A single object with all addresses in each
-    /// template would be too large for the API server, and thousands of objects with thousands of
-    /// addresses would be too large as a set.
-    pub(super) fn configured_hosts(&self) -> bool {
-        match self.format {
-            WorkloadFormat::Volcano | WorkloadFormat::Jobset => true,
-            WorkloadFormat::Native => self.cluster_length() > SHORT,
-            WorkloadFormat::Tfjob => false,
-        }
-    }
-
-    /// The ConfigMap with the addresses of all tasks.
+    /// The ConfigMap with the addresses of all tasks. In each template, they would make a single object too large for the API
+    /// server, and hundreds of objects too large as a set.
     pub(super) fn hosts_config(&self) -> Result<Value, String> {
         let lists = self
             .hosts
@@ -154,7 +142,7 @@ impl ResolvedJob<'_> {
             0
         };
         known.insert("TF_CONFIG".to_owned(), config.saturating_add(longer));
-        if self.configured_hosts() {
+        if self.format != WorkloadFormat::Tfjob {
             known.insert("CLUSTER_SPEC".to_owned(), cluster);
         }
         let number = |number: u32| length(&number.to_string());
@@ -169,7 +157,7 @@ impl ResolvedJob<'_> {
             ("TASK_TYPE", length(&role.role)),
             ("TASK_INDEX", number(role.count())),
             ("TASK_PORT", length(&self.port.to_string())),
-            ("TRAINING_JOB", length(self.name)),
+            ("TRAINING_JOB", length(&self.name)),
             ("SCRIPT", self.job.script.as_deref().map_or(0, length)),
             ("DATA_DIR", path("data", &self.job.data)),
             ("LOG_DIR", path("log", &self.job.log)),

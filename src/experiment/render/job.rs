@@ -8,6 +8,7 @@ use schemars::generate::SchemaSettings;
 use schemars::{JsonSchema, Schema};
 use serde::{Deserialize, Serialize};
 
+use super::preset::Preset;
 use crate::scene::{
     Amount, Finding, Path, ReadError, SourcePlace, Tree, amounts_schema, violations_of,
 };
@@ -33,6 +34,8 @@ pub struct TrainingJob {
     pub scene: Option<String>,
     /// The case. The default is the plan's active case.
     pub case: Option<String>,
+    /// Values by name, for what neither the job nor a flag says: `article`.
+    pub preset: Option<Preset>,
     /// The image of all containers.
     pub image: Option<String>,
     /// The training script: a path in the image or on a volume. Without a command, `python` runs it.
@@ -56,7 +59,7 @@ pub struct TrainingJob {
     pub pin: Option<bool>,
     /// The folder with the training data.
     pub data: Option<Folder>,
-    /// The folder for logs and checkpoints.
+    /// The folder for logs and checkpoints. Without a volume, each pod has an empty folder that ends with it.
     pub log: Option<Folder>,
     /// A scheduler that starts all tasks together.
     pub gang: Option<Gang>,
@@ -65,7 +68,10 @@ pub struct TrainingJob {
     /// The condition of the job's end. `AllWorkers`: the chief and every worker have succeeded. By default, the chief's success
     /// ends the job. Without a chief, every worker must succeed.
     pub success_policy: Option<SuccessPolicy>,
-    /// The service account of the pods.
+    /// The user id of all containers. The default is 1000. The Pod Security Standard `restricted` refuses 0, which is root.
+    #[schemars(range(max = 2_147_483_647))]
+    pub run_as_user: Option<u32>,
+    /// The service account of the pods, whose token they get. Without an account, pods get no token.
     pub service_account: Option<String>,
     /// Secrets with credentials for the image.
     #[serde(skip_serializing_if = "Vec::is_empty")]
@@ -101,7 +107,7 @@ pub struct TaskOf {
     pub env: BTreeMap<String, String>,
 }
 
-/// A folder that all tasks see: on the node, or on a volume that many nodes can mount.
+/// A folder: on a volume that many nodes can mount, or on the node.
 #[derive(JsonSchema, Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default, deny_unknown_fields)]
 pub struct Folder {
@@ -115,7 +121,7 @@ pub struct Folder {
     pub storage_class: Option<String>,
     /// The access mode. The default is ReadWriteMany, since tasks on several nodes use the volume.
     pub access_mode: Option<String>,
-    /// A folder of the nodes, instead of a claim.
+    /// A folder of the nodes, instead of a claim. Namespaces with the Pod Security Standard `baseline` or `restricted` refuse it.
     pub host_path: Option<String>,
     /// Whether the folder is read-only.
     pub read_only: bool,
@@ -164,6 +170,25 @@ fn generated() -> Schema {
 // === impl TrainingJob ===
 
 impl TrainingJob {
+    /// The image of all containers: the job's, or its preset's.
+    pub(super) fn image(&self) -> Option<&str> {
+        let preset = self.preset.map(Preset::image);
+        self.image.as_deref().or(preset)
+    }
+
+    /// Whether a command, an argument or a variable's value contains the text.
+    pub(super) fn mentions(&self, text: &str) -> bool {
+        let roles = self.roles.values();
+        let of_roles = roles.flat_map(|own| {
+            let lists = [own.command.as_ref(), own.args.as_ref()];
+            let words = lists.into_iter().flatten().flatten();
+            words.chain(own.env.values())
+        });
+        let own = self.command.iter().chain(&self.args);
+        let mut all = own.chain(self.env.values()).chain(of_roles);
+        all.any(|word| word.contains(text))
+    }
+
     /// The schema of a file of parameters, for editors.
     pub fn schema() -> Schema {
         let settings = SchemaSettings::draft07().with(|settings| settings.inline_subschemas = true);

@@ -2,10 +2,12 @@
 //!
 //! | format | objects | where each task goes |
 //! |---|---|---|
-//! | [`WorkloadFormat::Native`] | a headless Service and a Job for each worker, chief and evaluator, a Service and a Deployment for each parameter server; a ConfigMap with the hosts, if they are many | its own INDEX, by node affinity |
-//! | [`WorkloadFormat::Volcano`] | one Job of Volcano with a task for each, a Service, a ConfigMap with the hosts | the same |
-//! | [`WorkloadFormat::Jobset`] | one JobSet with a replicated job for each, a ConfigMap with the hosts | the same |
+//! | [`WorkloadFormat::Native`] | a headless Service, a Job for each worker, chief and evaluator, a Deployment for each parameter server | its own INDEX, by node affinity |
+//! | [`WorkloadFormat::Volcano`] | a headless Service, one Job of Volcano with a task for each | the same |
+//! | [`WorkloadFormat::Jobset`] | one JobSet with a replicated job for each | the same |
 //! | [`WorkloadFormat::Tfjob`] | one TFJob of the Kubeflow training operator | an even share for each INDEX, by a spread constraint: its replicas have one template |
+//!
+//! With each format comes a ConfigMap with the hosts, and all objects carry the plan, the scene and the case as labels.
 //!
 //! Objects are values until they are written, not templates of text: a user's name can't change the structure of an
 //! object. The environment tells a task its place, and Kubernetes expands `$(NAME)` in commands.
@@ -17,10 +19,13 @@ mod folder;
 mod gang;
 mod hosts;
 mod job;
+mod model;
 mod names;
 mod native;
 mod operators;
 mod pod;
+mod preset;
+mod security;
 mod task;
 mod words;
 
@@ -28,14 +33,14 @@ use std::collections::BTreeMap;
 
 use serde_json::Value;
 
-use super::statistics::Way;
-use crate::scene::{Amounts, NoSuchCase, ScenePlan};
+use crate::scene::{Amounts, CHIEF, NoSuchCase, ScenePlan};
 use crate::text::counted;
 pub use amounts::{TaskResources, requested_resources};
 use cluster::{Hosts, ResolvedJob};
-pub use cluster::{Slice, WorkloadFormat};
 pub use faults::Faults;
 pub use job::{Folder, Gang, Reclaim, SuccessPolicy, TaskOf, TrainingJob};
+pub use model::{RenderRequest, Rendered, RunTag, Slice, WorkloadFormat};
+pub use preset::Preset;
 pub use task::{JobTask, ROLES, RoleTasks, TaskShare, roles, tasks};
 
 /// The port of each task where the job names none.
@@ -47,40 +52,6 @@ const LARGEST_APPLIED: usize = 256 << 10;
 /// More than this may be refused by the API server's store, which takes 1.5 MiB: with it go defaults, the fields' managers, and
 /// later the status.
 const LARGEST_STORED: usize = 900_000;
-
-/// What is rendered: a training job in one case of a plan.
-#[derive(Debug, Clone, Copy)]
-pub struct RenderRequest<'a> {
-    pub plan: &'a ScenePlan,
-    pub scene: &'a str,
-    pub case: &'a str,
-    pub job: &'a TrainingJob,
-    pub format: WorkloadFormat,
-    pub slice: &'a Slice,
-    /// The run of an experiment that the objects belong to, if any.
-    pub run: Option<&'a RunTag>,
-    pub amounts: Amounts,
-}
-
-/// A run of an experiment: the objects carry it as labels, and its way decides about CPUs and threads.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct RunTag {
-    /// The experiment's id: lower-case letters and digits.
-    pub experiment: String,
-    pub way: Way,
-    /// The number of the run, from 1.
-    pub run: u32,
-}
-
-/// A training cluster's objects, in the order in which they are to be created.
-#[derive(Debug, Clone, PartialEq)]
-pub struct Rendered {
-    /// The training job's name in the cluster: the value of the label `name`, with which all objects' names begin.
-    pub name: String,
-    pub objects: Vec<Value>,
-    /// Warnings for the person who applies the objects.
-    pub warnings: Vec<String>,
-}
 
 /// The training cluster of a job in one case of a plan.
 ///
@@ -94,8 +65,8 @@ pub fn render(request: &RenderRequest<'_>) -> Result<Rendered, Faults> {
         job,
         format,
         slice,
+        run,
         amounts,
-        ..
     } = *request;
     let roles =
         roles(plan, scene, case).map_err(|error: NoSuchCase| Faults(vec![error.to_string()]))?;
@@ -103,7 +74,7 @@ pub fn render(request: &RenderRequest<'_>) -> Result<Rendered, Faults> {
     check_settings(plan, (scene, case), job, &roles, &mut faults);
     words::check(job, &roles, &mut faults);
     folder::check(job, amounts, &mut faults);
-    let requested = resources_by_role(
+    let mut requested = resources_by_role(
         plan,
         (scene, case),
         job,
@@ -112,12 +83,19 @@ pub fn render(request: &RenderRequest<'_>) -> Result<Rendered, Faults> {
         &mut faults,
         &mut warnings,
     );
+    if run.is_some() {
+        amounts::vary(&mut requested, amounts, &mut faults);
+    }
+    let suffix = names::suffix(request);
     let mut cluster = ResolvedJob {
         plan,
         job,
         format,
-        name: job.name.as_deref().unwrap_or_default(),
-        image: job.image.as_deref().unwrap_or_default(),
+        name: format!("{}{suffix}", job.name.as_deref().unwrap_or_default()),
+        suffix,
+        origin: names::origin(request, &mut faults),
+        run,
+        image: job.image().unwrap_or_default(),
         port: job.port.unwrap_or(PORT),
         scene,
         case,
@@ -137,21 +115,33 @@ pub fn render(request: &RenderRequest<'_>) -> Result<Rendered, Faults> {
         return Err(faults);
     }
     cluster.hosts = cluster.written();
-    cluster.check_gang(&mut warnings);
-    cluster.check_claims(&mut warnings);
-    let made = match format {
-        WorkloadFormat::Native => cluster.native(&chosen),
-        WorkloadFormat::Tfjob => cluster.tfjob(&mut warnings),
-        WorkloadFormat::Volcano => cluster.volcano(&mut warnings),
-        WorkloadFormat::Jobset => cluster.jobset(&mut warnings),
-    };
-    let objects = made.map_err(|what| Faults(vec![what]))?;
-    check_sizes(&objects, &mut warnings)?;
+    let objects = objects(&cluster, &chosen, &mut warnings)?;
     Ok(Rendered {
-        name: cluster.name.to_owned(),
+        name: cluster.name,
         objects,
         warnings,
     })
+}
+
+/// The objects of a job without faults.
+fn objects(
+    cluster: &ResolvedJob<'_>,
+    chosen: &[JobTask],
+    warnings: &mut Vec<String>,
+) -> Result<Vec<Value>, Faults> {
+    cluster.check_gang(warnings);
+    cluster.check_claims(warnings);
+    cluster.check_logs(warnings);
+    cluster.check_security(warnings);
+    let made = match cluster.format {
+        WorkloadFormat::Native => cluster.native(chosen),
+        WorkloadFormat::Tfjob => cluster.tfjob(warnings),
+        WorkloadFormat::Volcano => cluster.volcano(warnings),
+        WorkloadFormat::Jobset => cluster.jobset(warnings),
+    };
+    let objects = made.map_err(|what| Faults(vec![what]))?;
+    check_sizes(&objects, warnings)?;
+    Ok(objects)
 }
 
 /// Adds a fault for each missing setting of the job.
@@ -163,25 +153,32 @@ fn check_settings(
     faults: &mut Faults,
 ) {
     let named = [
-        ("name", "--name NAME", &job.name),
-        ("image", "--image IMAGE", &job.image),
+        ("name", "--name NAME", job.name.as_deref()),
+        ("image", "--image IMAGE", job.image()),
         // A role may have a command of its own; then all must.
         (
             "script (or command)",
             "--script PATH, or -- COMMAND",
             if has_commands(job, roles) {
-                &job.name
+                job.name.as_deref()
             } else {
-                &job.script
+                job.script.as_deref()
             },
         ),
     ];
     for (what, flag, value) in named {
-        if value.as_ref().is_none_or(String::is_empty) {
+        if value.is_none_or(str::is_empty) {
             faults.say(format!(
                 "{what} is missing: add the value to the job's file, or use {flag}"
             ));
         }
+    }
+    let chiefs = roles.iter().find(|role| role.role == CHIEF);
+    if let Some(count) = chiefs.map(RoleTasks::count).filter(|count| *count > 1) {
+        faults.say(format!(
+            "scene {scene} case {case} has {count} chiefs, but TensorFlow starts no cluster with more than one: give a group of \
+             one server perNode: {{chief: 1}}"
+        ));
     }
     if roles.is_empty() {
         faults.say(format!(

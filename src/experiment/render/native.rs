@@ -1,4 +1,5 @@
-//! Kubernetes' own kinds: a Service and a Job for each worker, chief and evaluator, a Service and a Deployment for each parameter server.
+//! Kubernetes' own kinds: a Job for each worker, chief and evaluator, a Deployment for each parameter server, and one Service for
+//! the names of all.
 
 use std::collections::BTreeMap;
 
@@ -12,22 +13,18 @@ use serde_json::Value;
 use super::cluster::{ResolvedJob, value};
 use super::pod::PodTasks;
 use super::task::JobTask;
-use crate::scene::{ALL_WORKERS, PS, RECLAIM_AFTER, RECLAIM_LABEL, SUCCESS_POLICY, WORKERS};
+use crate::scene::{
+    ALL_WORKERS, PS, RECLAIM_AFTER, RECLAIM_LABEL, SUCCESS_POLICY, TASK_LABELS, WORKERS,
+};
 
 impl ResolvedJob<'_> {
     /// The objects of the tasks, after the objects that all tasks share.
     pub(super) fn native(&self, tasks: &[JobTask]) -> Result<Vec<Value>, String> {
         let mut objects = self.shared()?;
-        if self.configured_hosts() {
-            objects.push(self.hosts_config()?);
-        }
+        objects.push(value(&self.service())?);
         objects.extend(self.pod_group());
         for task in tasks {
             let metadata = self.metadata(task);
-            objects.push(value(&self.service(
-                metadata.clone(),
-                self.labels(&task.role, Some(task.index)),
-            ))?);
             objects.push(if task.role == PS {
                 value(&self.server(metadata, task))?
             } else {
@@ -37,9 +34,12 @@ impl ResolvedJob<'_> {
         Ok(objects)
     }
 
-    /// The claims, which every format needs.
+    /// The claims and the addresses, which every format needs.
     pub(super) fn shared(&self) -> Result<Vec<Value>, String> {
-        self.claims().iter().map(value).collect()
+        let claims = self.claims();
+        let mut shared: Vec<Value> = claims.iter().map(value).collect::<Result<_, _>>()?;
+        shared.push(self.hosts_config()?);
+        Ok(shared)
     }
 
     fn metadata(&self, task: &JobTask) -> ObjectMeta {
@@ -63,14 +63,11 @@ impl ResolvedJob<'_> {
         }
     }
 
-    /// A headless Service: a name for the pods with the given labels.
-    pub(super) fn service(
-        &self,
-        metadata: ObjectMeta,
-        selector: BTreeMap<String, String>,
-    ) -> Service {
+    /// The headless Service of the job, which makes `HOSTNAME.SUBDOMAIN` of each pod a name.
+    pub(super) fn service(&self) -> Service {
+        let [name, ..] = TASK_LABELS;
         Service {
-            metadata,
+            metadata: self.whole(self.name.clone()),
             spec: Some(ServiceSpec {
                 cluster_ip: Some("None".to_owned()),
                 ports: Some(vec![ServicePort {
@@ -81,20 +78,23 @@ impl ResolvedJob<'_> {
                 }]),
                 // Tasks resolve each other's names before they are ready.
                 publish_not_ready_addresses: Some(true),
-                selector: Some(selector),
+                selector: Some(BTreeMap::from([(name.to_owned(), self.name.clone())])),
                 ..ServiceSpec::default()
             }),
             status: None,
         }
     }
 
+    /// The number of restarts after which a task's Job fails, if the job sets one.
+    pub(super) fn retries(&self) -> Option<i32> {
+        let retries = self.job.retries;
+        retries.and_then(|retries| i32::try_from(retries).ok())
+    }
+
     /// The specification of a Job that runs a single pod to completion.
-    pub(super) fn job_spec(&self, task: &JobTask) -> JobSpec {
+    pub(super) fn job_spec(&self, task: &JobTask, backoff_limit: Option<i32>) -> JobSpec {
         JobSpec {
-            backoff_limit: self
-                .job
-                .retries
-                .and_then(|retries| i32::try_from(retries).ok()),
+            backoff_limit,
             completions: Some(1),
             parallelism: Some(1),
             template: self.template(PodTasks::Task(task), "OnFailure"),
@@ -105,7 +105,7 @@ impl ResolvedJob<'_> {
     fn worker(&self, metadata: ObjectMeta, task: &JobTask) -> Job {
         Job {
             metadata,
-            spec: Some(self.job_spec(task)),
+            spec: Some(self.job_spec(task, self.retries())),
             status: None,
         }
     }
@@ -116,7 +116,7 @@ impl ResolvedJob<'_> {
             spec: Some(DeploymentSpec {
                 replicas: Some(1),
                 selector: LabelSelector {
-                    match_labels: Some(self.labels(&task.role, Some(task.index))),
+                    match_labels: Some(self.selector(&task.role, Some(task.index))),
                     match_expressions: None,
                 },
                 // Two servers with the same variables at once would be wrong, and could not be on one node either.

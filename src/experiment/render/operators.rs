@@ -6,7 +6,7 @@ use k8s_openapi::api::batch::v1::JobTemplateSpec;
 use k8s_openapi::api::core::v1::PodTemplateSpec;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use serde::Serialize;
-use serde_json::{Value, json};
+use serde_json::Value;
 
 use super::cluster::{RETRIES, ResolvedJob, value};
 use super::pod::PodTasks;
@@ -146,7 +146,7 @@ impl ResolvedJob<'_> {
         ObjectMeta {
             name: Some(name),
             namespace: self.job.namespace.clone(),
-            labels: Some(BTreeMap::from([("name".to_owned(), self.name.to_owned())])),
+            labels: Some(self.whole_labels()),
             ..ObjectMeta::default()
         }
     }
@@ -162,7 +162,7 @@ impl ResolvedJob<'_> {
         objects.push(value(&OperatorObject {
             api_version: "kubeflow.org/v1",
             kind: "TFJob",
-            metadata: self.whole(self.name.to_owned()),
+            metadata: self.whole(self.name.clone()),
             spec: TfJobSpec {
                 run_policy: RunPolicy {
                     // The default keeps parameter servers for ever.
@@ -260,11 +260,7 @@ impl ResolvedJob<'_> {
             warnings,
         );
         let mut objects = self.shared()?;
-        objects.push(self.hosts_config()?);
-        let selector = BTreeMap::from([("name".to_owned(), self.name.to_owned())]);
-        objects.push(value(
-            &self.service(self.whole(self.name.to_owned()), selector),
-        )?);
+        objects.push(value(&self.service())?);
         let retries = self.job.retries.unwrap_or(RETRIES);
         let tasks = self.tasks().map(|task| {
             // As natively, parameter servers are started again without an end. Volcano counts the success of any task, so where
@@ -292,7 +288,7 @@ impl ResolvedJob<'_> {
         objects.push(value(&OperatorObject {
             api_version: "batch.volcano.sh/v1alpha1",
             kind: "Job",
-            metadata: self.whole(self.name.to_owned()),
+            metadata: self.whole(self.name.clone()),
             spec: VolcanoSpec {
                 scheduler_name: self.scheduler().unwrap_or("volcano").to_owned(),
                 min_available: self.all(),
@@ -317,15 +313,17 @@ impl ResolvedJob<'_> {
             warnings,
         );
         let mut objects = self.shared()?;
-        objects.push(self.hosts_config()?);
         objects.extend(self.pod_group());
         let name = |role: &str, index: u32| format!("{role}-{index}");
         let jobs = self.tasks().map(|task| ReplicatedJob {
             name: name(&task.role, task.index),
             replicas: 1,
             template: JobTemplateSpec {
-                metadata: None,
-                spec: Some(self.job_spec(&task)),
+                metadata: Some(ObjectMeta {
+                    labels: Some(self.labels(&task.role, Some(task.index))),
+                    ..ObjectMeta::default()
+                }),
+                spec: Some(self.job_spec(&task, self.jobset_retries(&task.role))),
             },
         });
         let targets = self.tasks().filter(|task| self.decides(&task.role));
@@ -333,11 +331,11 @@ impl ResolvedJob<'_> {
         objects.push(value(&OperatorObject {
             api_version: "jobset.x-k8s.io/v1alpha2",
             kind: "JobSet",
-            metadata: self.whole(self.name.to_owned()),
+            metadata: self.whole(self.name.clone()),
             spec: JobSetSpec {
                 network: Network {
                     enable_dns_hostnames: true,
-                    subdomain: self.name.to_owned(),
+                    subdomain: self.name.clone(),
                     publish_not_ready_addresses: true,
                 },
                 success_policy: OperatorSuccessPolicy {
@@ -347,26 +345,17 @@ impl ResolvedJob<'_> {
                 replicated_jobs: jobs.collect(),
             },
         })?);
-        // JobTemplateSpec writes even empty metadata.
-        for object in objects
-            .iter_mut()
-            .filter(|object| object["kind"] == json!("JobSet"))
-        {
-            for job in object["spec"]["replicatedJobs"]
-                .as_array_mut()
-                .into_iter()
-                .flatten()
-            {
-                if let Some(template) = job["template"].as_object_mut()
-                    && template
-                        .get("metadata")
-                        .is_some_and(|metadata| metadata.is_null() || *metadata == json!({}))
-                {
-                    template.remove("metadata");
-                }
-            }
-        }
         Ok(objects)
+    }
+
+    /// A JobSet fails with the first of its Jobs that fails. As natively, servers are started again without an end, and no job
+    /// waits for an evaluator.
+    fn jobset_retries(&self, role: &str) -> Option<i32> {
+        if role == PS || role == EVALUATOR {
+            Some(i32::MAX)
+        } else {
+            self.retries()
+        }
     }
 
     /// The label is for native objects; operators end parameter servers themselves.

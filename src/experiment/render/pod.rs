@@ -14,15 +14,14 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::{
 };
 use serde_json::json;
 
-use super::cluster::{ResolvedJob, WorkloadFormat};
+use super::cluster::ResolvedJob;
 use super::folder;
 use super::job::Folder;
+use super::model::{RunTag, WorkloadFormat};
 use super::task::{JobTask, RoleTasks};
-use super::words::literal;
-use crate::scene::{Amount, PS, Slot, TASK_LABELS};
-
-/// The annotation that decides about exclusive CPUs.
-const CPUS: &str = "pinfold.io/cpus";
+use super::words::{HOME, literal};
+use crate::pod::{CPUS_ANNOTATION, THREADS_ANNOTATION};
+use crate::scene::{Amount, PLAN_LABEL, PS, Slot, TASK_LABELS};
 
 /// The annotation by which schedulers find a pod's group.
 const GROUP: &str = "scheduling.k8s.io/group-name";
@@ -103,12 +102,62 @@ fn task_index(of: PodTasks<'_>) -> EnvVar {
 }
 
 impl ResolvedJob<'_> {
-    /// The labels of a task's objects, by which the agent knows the pod, too.
-    pub(super) fn labels(&self, role: &str, index: Option<u32>) -> BTreeMap<String, String> {
+    /// What selects a task's pod, or the pods of a role.
+    pub(super) fn selector(&self, role: &str, index: Option<u32>) -> BTreeMap<String, String> {
         let [name, job, task] = TASK_LABELS;
-        let mut labels = strings(&[(name, self.name), (job, role)]);
+        let mut labels = strings(&[(name, &self.name), (job, role)]);
         labels.extend(index.map(|index| (task.to_owned(), index.to_string())));
         labels
+    }
+
+    /// The labels of a task's objects, by which the agent knows the pod, too.
+    pub(super) fn labels(&self, role: &str, index: Option<u32>) -> BTreeMap<String, String> {
+        let mut labels = self.selector(role, index);
+        labels.extend(self.origin.clone());
+        labels
+    }
+
+    /// The labels of an object of all tasks.
+    pub(super) fn whole_labels(&self) -> BTreeMap<String, String> {
+        let mut labels = strings(&[(TASK_LABELS[0], &self.name)]);
+        labels.extend(self.origin.clone());
+        labels
+    }
+
+    /// The labels of an object that all cases of the plan share.
+    pub(super) fn lasting_labels(&self) -> BTreeMap<String, String> {
+        let name = self.job.name.clone().unwrap_or_default();
+        let plan = self.origin.get_key_value(PLAN_LABEL);
+        let plan = plan.map(|(key, value)| (key.clone(), value.clone()));
+        plan.into_iter()
+            .chain([(TASK_LABELS[0].to_owned(), name)])
+            .collect()
+    }
+
+    /// The annotations of a role's pods.
+    fn annotations(&self, role: &str) -> Option<BTreeMap<String, String>> {
+        let mut annotations = BTreeMap::new();
+        let pin = self.requested.get(role).and_then(|requested| requested.pin);
+        let pin = match self.run.filter(|_| pin == Some(true)) {
+            Some(RunTag { way, .. }) => {
+                if !way.sized {
+                    annotations.insert(THREADS_ANNOTATION.to_owned(), "off".to_owned());
+                }
+                Some(way.exclusive)
+            }
+            None => pin,
+        };
+        if let Some(pin) = pin {
+            let cpus = if pin { "exclusive" } else { "shared" };
+            annotations.insert(CPUS_ANNOTATION.to_owned(), cpus.to_owned());
+        }
+        if let Some(group) = self
+            .group()
+            .filter(|_| matches!(self.format, WorkloadFormat::Native | WorkloadFormat::Jobset))
+        {
+            annotations.insert(GROUP.to_owned(), group);
+        }
+        Some(annotations).filter(|annotations| !annotations.is_empty())
     }
 
     pub(super) fn template(&self, of: PodTasks<'_>, restart: &str) -> PodTemplateSpec {
@@ -117,33 +166,25 @@ impl ResolvedJob<'_> {
             PodTasks::Task(task) => Some(task.index),
             PodTasks::Role(_) => None,
         };
-        let mut annotations = BTreeMap::new();
-        if let Some(pin) = self.requested.get(role).and_then(|requested| requested.pin) {
-            annotations.insert(
-                CPUS.to_owned(),
-                if pin { "exclusive" } else { "shared" }.to_owned(),
-            );
-        }
-        if let Some(group) = self
-            .group()
-            .filter(|_| matches!(self.format, WorkloadFormat::Native | WorkloadFormat::Jobset))
-        {
-            annotations.insert(GROUP.to_owned(), group.to_owned());
-        }
-        let own_host = self.format == WorkloadFormat::Volcano;
+        // The training operator and JobSet name the hosts themselves.
+        let own_host = matches!(
+            self.format,
+            WorkloadFormat::Native | WorkloadFormat::Volcano
+        );
         let hostname = index
             .filter(|_| own_host)
             .map(|index| self.task_name(role, index));
         PodTemplateSpec {
             metadata: Some(ObjectMeta {
                 labels: Some(self.labels(role, index)),
-                annotations: Some(annotations).filter(|annotations| !annotations.is_empty()),
+                annotations: self.annotations(role),
                 ..ObjectMeta::default()
             }),
             spec: Some(PodSpec {
                 affinity: Some(self.affinity(of)),
+                automount_service_account_token: self.mounts_token(),
                 containers: vec![self.container(of)],
-                // Hundreds of Services would be hundreds of variables in each container.
+                // Other Services of the namespace are no business of the job, and each would be seven variables.
                 enable_service_links: Some(false),
                 image_pull_secrets: Some(self.job.image_pull_secrets.iter())
                     .map(|names| {
@@ -152,10 +193,12 @@ impl ResolvedJob<'_> {
                             .collect()
                     })
                     .filter(|names: &Vec<_>| !names.is_empty()),
-                restart_policy: Some(restart.to_owned()),
+                // The training operator has it beside the template, and warns of one inside.
+                restart_policy: (self.format != WorkloadFormat::Tfjob).then(|| restart.to_owned()),
                 scheduler_name: self.scheduler().map(str::to_owned),
+                security_context: Some(self.pod_security()),
                 service_account_name: self.job.service_account.clone(),
-                subdomain: hostname.is_some().then(|| self.name.to_owned()),
+                subdomain: hostname.is_some().then(|| self.name.clone()),
                 hostname,
                 tolerations: self.plan.spec.taint.as_ref().map(|taint| {
                     let taint = taint.to_k8s();
@@ -236,7 +279,7 @@ impl ResolvedJob<'_> {
                 required_during_scheduling_ignored_during_execution: Some(vec![PodAffinityTerm {
                     label_selector: Some(LabelSelector {
                         match_expressions: Some(vec![
-                            among(TASK_LABELS[0], self.name),
+                            among(TASK_LABELS[0], &self.name),
                             among(TASK_LABELS[1], PS),
                         ]),
                         match_labels: None,
@@ -255,7 +298,7 @@ impl ResolvedJob<'_> {
         TopologySpreadConstraint {
             label_selector: Some(LabelSelector {
                 match_labels: Some(strings(&[
-                    (OPERATOR[0], self.name),
+                    (OPERATOR[0], &self.name),
                     (OPERATOR[1], &role.role),
                 ])),
                 match_expressions: None,
@@ -314,6 +357,7 @@ impl ResolvedJob<'_> {
                 claims: None,
             })
             .filter(|all| all.requests.is_some() || all.limits.is_some()),
+            security_context: Some(self.container_security()),
             volume_mounts: self.mounts(),
             ..Container::default()
         }
@@ -329,7 +373,7 @@ impl ResolvedJob<'_> {
             variable("TASK_TYPE", role),
             task_index(of),
             variable("TASK_PORT", self.port.to_string()),
-            variable("TRAINING_JOB", self.name),
+            variable("TRAINING_JOB", self.name.as_str()),
         ]);
         env.extend(self.path_variables());
         // The training operator sets the value for a TFJob, and like it, a job of one task gets none: TensorFlow would
@@ -339,21 +383,21 @@ impl ResolvedJob<'_> {
         {
             env.extend(self.tf_config(task));
         }
-        env.extend(self.user_variables(role));
+        let users = self.user_variables(role);
+        // A user without an entry in the image's /etc/passwd has / as home, where nobody but root writes.
+        if !self.is_root() && users.iter().all(|variable| variable.name != HOME) {
+            env.push(variable(HOME, "/tmp"));
+        }
+        env.extend(users);
         env
     }
 
-    /// The addresses of each role: in the pod, or in the ConfigMap if the hosts are many.
+    /// The addresses of each role, from the ConfigMap.
     fn host_variables(&self) -> Vec<EnvVar> {
-        let configured = self.configured_hosts();
-        let variables = self.hosts.lists.iter().map(|(name, key, hosts)| {
-            if configured {
-                self.config_map_variable(name, key)
-            } else {
-                variable(name, hosts.as_str())
-            }
-        });
-        variables.collect()
+        let lists = self.hosts.lists.iter();
+        lists
+            .map(|(name, key, _)| self.config_map_variable(name, key))
+            .collect()
     }
 
     /// The paths of the script and of the folders that the job has.
@@ -372,21 +416,14 @@ impl ResolvedJob<'_> {
             .collect()
     }
 
-    /// TF_CONFIG of a task. If the hosts are many, the value refers to a variable from the ConfigMap.
-    fn tf_config(&self, task: &JobTask) -> Vec<EnvVar> {
+    /// TF_CONFIG of a task, and the variable from the ConfigMap that it refers to.
+    fn tf_config(&self, task: &JobTask) -> [EnvVar; 2] {
         let task = json!({"type": task.role, "index": task.index});
-        let mut variables = Vec::new();
-        let cluster = if self.configured_hosts() {
-            variables.push(self.config_map_variable("CLUSTER_SPEC", "cluster"));
-            "$(CLUSTER_SPEC)"
-        } else {
-            self.hosts.cluster.as_str()
-        };
-        variables.push(variable(
-            "TF_CONFIG",
-            format!("{{\"cluster\":{cluster},\"task\":{task}}}"),
-        ));
-        variables
+        let config = format!("{{\"cluster\":$(CLUSTER_SPEC),\"task\":{task}}}");
+        [
+            self.config_map_variable("CLUSTER_SPEC", "cluster"),
+            variable("TF_CONFIG", config),
+        ]
     }
 
     /// The variables of the job. A variable of the role overrules the job's.

@@ -24,6 +24,9 @@ pub(super) const OURS: [&str; 14] = [
     "TF_CONFIG",
 ];
 
+/// The variable of the home folder, which a job may set itself.
+pub(super) const HOME: &str = "HOME";
+
 /// A text with `$(NAME)` escaped, which Kubernetes does not expand.
 pub(super) fn literal(text: &str) -> String {
     text.replace('$', "$$")
@@ -184,7 +187,7 @@ impl TextCheck<'_> {
         {
             let is_of_user = env.contains(name);
             let is_set = is_of_user && variable.is_none_or(|variable| name < variable);
-            if !is_set && !self.has(name) {
+            if !is_set && (is_of_user || !self.has(name)) {
                 self.say(missing_variable(place, name, is_of_user));
             }
         }
@@ -197,6 +200,7 @@ impl TextCheck<'_> {
             "DATA_DIR" => self.job.data.is_some(),
             "LOG_DIR" => self.job.log.is_some(),
             "CHIEF_HOSTS" => self.roles.iter().any(|role| role.role == "chief"),
+            HOME => self.job.run_as_user != Some(0),
             "TF_CONFIG" | "CLUSTER_SPEC" => false,
             name => OURS.contains(&name),
         }

@@ -149,7 +149,7 @@ fn impossible_jobs_are_refused_with_the_reason() {
             "scene 2 case 2 has no task of this role",
         ),
         (
-            "pin: true",
+            "roles: {worker: {limits: {cpu: 300m}, pin: true}}",
             "worker is to be pinned, but 300m is not a whole number of CPUs; write roles: {worker: {limits: {cpu: 1}}}",
         ),
         (
@@ -349,10 +349,11 @@ fn surprising_settings_give_warnings() {
     assert_eq!(
         warnings(""),
         Vec::<String>::new(),
-        "the plan says pin for ps and pin: false for workers"
+        "the plan says pin for both roles"
     );
-    let warned =
-        warnings("roles: {worker: {requests: {cpu: 1}, limits: {cpu: 2, memory: 8Gi}, pin: true}}");
+    let warned = warnings(
+        "roles: {worker: {requests: {cpu: 1, memory: 4Gi}, limits: {cpu: 2, memory: 8Gi}}}",
+    );
     assert!(
         warned
             .iter()
@@ -361,7 +362,8 @@ fn surprising_settings_give_warnings() {
     );
     assert_eq!(warned.len(), 2, "and memory's");
     let mut undecided = plan(&example());
-    undecided.spec.roles.get_mut("worker").unwrap().pin = None;
+    let worker = undecided.spec.roles.get_mut("worker").unwrap();
+    (worker.pin, worker.limits) = (None, std::collections::BTreeMap::new());
     let job = job("name: a\nimage: i\nscript: s\n");
     let rendered = render(&request(
         &undecided,

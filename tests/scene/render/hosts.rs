@@ -54,7 +54,7 @@ fn largest(args: &[&str]) -> u32 {
 
 #[test]
 fn a_text_that_no_program_gets_is_refused_and_the_one_before_it_is_not() {
-    let address = ",\"wide-deep-worker-99999:2222\"".len();
+    let address = ",\"wide-deep-s2-c1-worker-99999.wide-deep-s2-c1:2222\"".len();
     for (args, what, more) in [
         (&[][..], "TF_CONFIG would have 128 KiB", address),
         (
@@ -92,7 +92,7 @@ fn a_text_that_no_program_gets_is_refused_and_the_one_before_it_is_not() {
 #[test]
 fn thousands_of_tasks_share_one_list() {
     let job = full();
-    let plan = crowded(3000);
+    let plan = crowded(2000);
     let whole = render(&request(
         &plan,
         ("2", "1"),
@@ -106,7 +106,7 @@ fn thousands_of_tasks_share_one_list() {
         .iter()
         .filter(|one| one["kind"] == "ConfigMap")
         .collect();
-    assert_eq!((lists.len(), whole.len()), (1, 1 + 1 + 1 + 2 * 3001));
+    assert_eq!((lists.len(), whole.len()), (1, 1 + 1 + 1 + 1 + 2001));
     assert_eq!(faults(lists[0]), Vec::<String>::new());
     assert_eq!(lists[0]["metadata"]["namespace"], "train");
     let others = whole.iter().filter(|one| one["kind"] != "ConfigMap");
@@ -114,7 +114,7 @@ fn thousands_of_tasks_share_one_list() {
     // A slice has the list of hosts, and its tasks know all tasks.
     let slice = Slice {
         role: Some("worker".to_owned()),
-        from: Some(2999),
+        from: Some(1999),
         to: None,
     };
     let part = render(&request(
@@ -135,9 +135,12 @@ fn thousands_of_tasks_share_one_list() {
         .iter()
         .map(|one| one.as_str().unwrap())
         .collect();
-    assert_eq!((all.len(), all[2999]), (3000, "wide-deep-worker-2999:2222"));
+    assert_eq!(
+        (all.len(), all[1999]),
+        (2000, "wide-deep-s2-c1-worker-1999.wide-deep-s2-c1:2222")
+    );
     assert_eq!(
         (env["WORKER_HOSTS"].as_str(), &config["task"]["index"]),
-        (&*all.join(","), &2999.into())
+        (&*all.join(","), &1999.into())
     );
 }

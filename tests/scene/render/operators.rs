@@ -109,7 +109,8 @@ fn a_tfjob_gives_every_server_its_share() {
             labels.extend((scene == "2").then_some(("TYPE", kind)));
             assert_eq!(wanted(template), super::pairs(&labels));
             let constraint = &template["spec"]["topologySpreadConstraints"][0];
-            let own = json!({"training.kubeflow.org/job-name": "wide-deep", "training.kubeflow.org/replica-type": kind});
+            let name = format!("wide-deep-s{scene}-c{case}");
+            let own = json!({"training.kubeflow.org/job-name": name, "training.kubeflow.org/replica-type": kind});
             assert_eq!(constraint["labelSelector"]["matchLabels"], own);
             assert_eq!(
                 (
@@ -140,16 +141,26 @@ fn a_tfjob_gives_every_server_its_share() {
             let index = env.iter().find(|one| one["name"] == "TASK_INDEX").unwrap();
             let path = "metadata.labels['training.kubeflow.org/replica-index']";
             assert_eq!(index["valueFrom"]["fieldRef"]["fieldPath"], path);
-            let hosts = env
+            let config = rendered
+                .objects
+                .iter()
+                .find(|one| one["kind"] == "ConfigMap");
+            let config = config.unwrap();
+            let from = &env
                 .iter()
                 .find(|one| one["name"] == "WORKER_HOSTS")
-                .unwrap()["value"]
-                .as_str()
-                .unwrap();
+                .unwrap()["valueFrom"];
+            assert_eq!(from["configMapKeyRef"]["name"], config["metadata"]["name"]);
+            let hosts = config["data"]["worker"].as_str().unwrap();
             assert_eq!(hosts.split(',').count(), workers as usize);
             assert!(
-                hosts.starts_with("wide-deep-worker-0:2222"),
+                hosts.starts_with(&format!("{name}-worker-0:2222")),
                 "the operator's own Services"
+            );
+            assert_eq!(
+                template["spec"].get("restartPolicy"),
+                None,
+                "the operator warns of one in the template"
             );
         }
     }
@@ -378,6 +389,113 @@ fn evaluators_are_rendered_and_stand_in_no_cluster_specification() {
     }
 }
 
+/// A JobSet fails with the first of its Jobs that fails, unless a policy says otherwise.
+#[test]
+fn a_failing_server_or_evaluator_ends_no_jobset() {
+    let set = with_chief(None, WorkloadFormat::Jobset)
+        .objects
+        .pop()
+        .unwrap();
+    for job in set["spec"]["replicatedJobs"].as_array().unwrap() {
+        let role = job["name"].as_str().unwrap().rsplit_once('-').unwrap().0;
+        let limit = match role {
+            "ps" | "evaluator" => i32::MAX,
+            _ => 3,
+        };
+        let template = &job["template"];
+        assert_eq!(template["spec"]["backoffLimit"], limit, "{role}");
+        assert_eq!(
+            template["spec"]["template"]["spec"]["restartPolicy"],
+            "OnFailure"
+        );
+        assert_eq!(
+            template["metadata"]["labels"]["job"], role,
+            "the Job is found, too"
+        );
+    }
+    assert_eq!(set["spec"].get("failurePolicy"), None);
+}
+
+/// MultiWorkerMirroredStrategy: workers only, of which the first leads, or one chief with them.
+#[test]
+fn a_case_without_servers_is_a_cluster_of_workers() {
+    const PLAN: &str = "
+apiVersion: pinfold.io/v1alpha1
+kind: ScenePlan
+metadata: {name: mirrored}
+spec:
+  nodes: {names: [a, b, c]}
+  scenes:
+  - scene: plain
+    groups: [{name: all, perNode: {worker: 1}}]
+    cases: [{case: '1', nodes: {all: 2}}]
+  - scene: led
+    groups:
+    - {name: first, type: first, perNode: {chief: 1, evaluator: 1}}
+    - {name: rest, type: rest, perNode: {worker: 1}}
+    cases:
+    - {case: '1', nodes: {first: 1, rest: 2}}
+    - {case: '2', nodes: {first: 2, rest: 1}}
+";
+    let plan = super::plan(PLAN);
+    let job = super::render::job("{name: a, image: i, script: s}");
+    for (scene, roles) in [("plain", &["worker"][..]), ("led", &["chief", "worker"])] {
+        for format in [
+            WorkloadFormat::Native,
+            WorkloadFormat::Volcano,
+            WorkloadFormat::Jobset,
+        ] {
+            let slice = Slice::default();
+            let objects = render(&request(&plan, (scene, "1"), &job, format, &slice))
+                .unwrap()
+                .objects;
+            for pod in super::render::pods(&objects) {
+                let (env, _) = super::render::started(&objects, &pod.template);
+                let config: serde_json::Value = serde_json::from_str(&env["TF_CONFIG"]).unwrap();
+                let cluster = config["cluster"].as_object().unwrap();
+                assert!(cluster.keys().eq(roles), "{format:?} {cluster:?}");
+                let role = config["task"]["type"].as_str().unwrap();
+                assert!(
+                    role == "evaluator"
+                        || cluster[role]
+                            .pointer(&format!("/{}", config["task"]["index"]))
+                            .unwrap()
+                            == &json!(format!("{}:2222", pod.host))
+                );
+                assert_eq!(
+                    (env["PS_COUNT"].as_str(), env["PS_HOSTS"].as_str()),
+                    ("0", "")
+                );
+            }
+        }
+        let slice = Slice::default();
+        let request = request(&plan, (scene, "1"), &job, WorkloadFormat::Tfjob, &slice);
+        let spec = render(&request).unwrap().objects.pop().unwrap()["spec"].clone();
+        let policy = spec["successPolicy"].as_str();
+        // Without a chief, the operator's default would be the success of worker 0 alone.
+        assert_eq!(policy, (scene == "plain").then_some("AllWorkers"));
+        assert!(
+            !spec["tfReplicaSpecs"]
+                .as_object()
+                .unwrap()
+                .contains_key("PS")
+        );
+    }
+    let slice = Slice::default();
+    let two = render(&request(
+        &plan,
+        ("led", "2"),
+        &job,
+        WorkloadFormat::Native,
+        &slice,
+    ));
+    let refused = two.unwrap_err().to_string();
+    assert!(
+        refused.contains("scene led case 2 has 2 chiefs"),
+        "{refused}"
+    );
+}
+
 /// By Volcano's controller (1.11 on): a pod that is Failed stays so without a policy, a container that fails is started again by its
 /// kubelet without an end, and restarts are counted by the task, lost pods by the job. Counters end it when they reach their number.
 #[test]
@@ -438,7 +556,7 @@ fn names_are_as_short_as_each_format_wants() {
         (WorkloadFormat::Volcano, "-219"),
         (WorkloadFormat::Jobset, "-0-0-abcde"),
     ] {
-        let longest = 63 - "-worker-199".len() - more.len();
+        let longest = 63 - "-s2-c4-worker-199".len() - more.len();
         let mut job = full();
         job.name = Some("n".repeat(longest));
         assert!(!rendered(&job, "2", "4", format).objects.is_empty());
@@ -446,7 +564,11 @@ fn names_are_as_short_as_each_format_wants() {
         let plan = super::plan(&super::example());
         let refused =
             render(&request(&plan, ("2", "4"), &job, format, &Slice::default())).unwrap_err();
-        let words = "names of tasks would have 64 characters, and the limit is 63";
-        assert!(refused.to_string().contains(words), "{format:?}: {refused}");
+        for words in [
+            "names of tasks, with scene and case, would have 64 characters, and the limit is 63",
+            &format!("use a name of at most {longest} characters"),
+        ] {
+            assert!(refused.to_string().contains(words), "{format:?}: {refused}");
+        }
     }
 }
