@@ -451,7 +451,7 @@ async fn a_killed_experiment_is_resumed_or_aborted() {
     assert_eq!(cluster.records("results").len(), 1);
     // Another experiment finds the plan taken.
     let other = cluster
-        .run(&[&args[..8], &["--out", "other"]].concat())
+        .run(&[&args[..7], &["--out", "other"]].concat())
         .await;
     assert_eq!(other.code, Some(2), "{other:?}");
     assert!(
@@ -465,7 +465,7 @@ async fn a_killed_experiment_is_resumed_or_aborted() {
     assert!(cluster.is_clean());
 
     // Killed again, and given up.
-    let again = [&args[..8], &["--out", "second", "--scenes", "1"]].concat();
+    let again = [&args[..7], &["--out", "second", "--scenes", "1"]].concat();
     let mut child = cluster.command(&again).spawn().unwrap();
     until(|| !cluster.fake.all("batch/v1", "Job").is_empty()).await;
     child.kill().await.unwrap();
@@ -495,7 +495,7 @@ async fn an_evicted_pod_repeats_the_run_and_many_make_it_a_failure() {
     let done = cluster.run(&args).await;
     assert_eq!(done.code, Some(0), "{done:?}");
     let records = cluster.records("results");
-    assert_eq!(records[0]["attempts"], 3);
+    assert_eq!(records[0]["attempts"], 2);
     assert_eq!(
         records[0]["failures"][0],
         "worker 0 failed: Evicted: low on memory"
