@@ -228,7 +228,10 @@ impl PatientApi {
     }
 
     /// Sends a request until it succeeds, fails for good, or the patience is over.
-    async fn repeat<T, F: Future<Output = Result<T, Failure>>>(
+    ///
+    /// # Errors
+    /// Any [`Failure`].
+    pub async fn repeat<T, F: Future<Output = Result<T, Failure>>>(
         &self,
         mut request: impl FnMut() -> F,
     ) -> Result<T, Failure> {

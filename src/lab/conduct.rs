@@ -44,10 +44,12 @@ pub(super) struct Times {
 }
 
 /// How an experiment went on.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Conclusion {
     /// All runs are recorded, this number of them as failed.
     Done { failed: usize },
+    /// The warm-up failed for this reason, and so would every run.
+    Useless { why: String },
     /// The user has ended it; some runs are missing.
     Interrupted,
 }
@@ -130,20 +132,17 @@ impl Lab {
     /// The experiment can't go on, for example because the API server is away for too long. Everything stays as it is then, for
     /// another try.
     pub async fn conduct(&self, stop: &CancellationToken) -> anyhow::Result<Conclusion> {
-        let runs = tokio::select! {
-            runs = self.all_runs() => Some(runs?),
-            () = stop.cancelled() => None,
+        let conclusion = tokio::select! {
+            conclusion = self.all_runs() => conclusion?,
+            () = stop.cancelled() => Conclusion::Interrupted,
         };
-        if runs.is_none() {
-            (self.say)(
+        if conclusion == Conclusion::Interrupted {
+            self.tell(
                 "interrupted: the current run's objects are deleted, and everything is put back",
             );
         }
         self.put_back().await?;
-        Ok(match runs {
-            Some(failed) => Conclusion::Done { failed },
-            None => Conclusion::Interrupted,
-        })
+        Ok(conclusion)
     }
 
     /// Deletes the objects of the experiment, and gives back or removes the plan and the namespace. What is gone already needs
@@ -166,8 +165,12 @@ impl Lab {
         Ok(())
     }
 
-    /// Carries out the runs, and returns how many failed for good.
-    async fn all_runs(&self) -> anyhow::Result<usize> {
+    pub(super) fn tell(&self, what: &str) {
+        (self.say)(what);
+    }
+
+    /// Carries out the runs that have no record.
+    async fn all_runs(&self) -> anyhow::Result<Conclusion> {
         self.plan.take(&self.settings.before).await?;
         if !self.settings.before.had_namespace {
             self.objects.create_namespace().await?;
@@ -183,11 +186,16 @@ impl Lab {
                 Some(record) => record,
                 None => {
                     let record = self.run(run).await?;
+                    if let (None, Some(why)) = (run.block, &record.failure) {
+                        // Without a record, so that a continued experiment tries it again.
+                        let why = why.clone();
+                        return Ok(Conclusion::Useless { why });
+                    }
                     self.folder.put_record(&record)?;
                     done += 1;
                     let left =
                         began.elapsed() / done * u32::try_from(all - place - 1).unwrap_or(u32::MAX);
-                    (self.say)(&format!(
+                    self.tell(&format!(
                         "{}{}",
                         self.result_line(&record, all),
                         time_left(left)
@@ -196,11 +204,8 @@ impl Lab {
                 }
             };
             failed += usize::from(record.failure.is_some());
-            if let (None, Some(why)) = (run.block, &record.failure) {
-                bail!("the warm-up failed, so every run would: {why}");
-            }
         }
-        Ok(failed)
+        Ok(Conclusion::Done { failed })
     }
 
     /// Tries a run until it is usable or has failed too often.
@@ -222,7 +227,7 @@ impl Lab {
                     return Ok(failed_record(run, attempts, failures, why));
                 }
                 Err(why) => {
-                    (self.say)(&format!("run {} is tried again: {why}", run.number));
+                    self.tell(&format!("run {} is tried again: {why}", run.number));
                     failures.push(why);
                 }
             }

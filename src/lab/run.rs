@@ -29,6 +29,9 @@ const PODS_PER_SECOND: usize = 100;
 const PAGES: (Duration, Duration) = (Duration::from_secs(5), Duration::from_secs(15));
 const FEW_NODES: usize = 8;
 
+/// Between two words about what a run waits for.
+const WORD: Duration = Duration::from_secs(60);
+
 /// The logs that are read at the same time.
 const LOGS_AT_ONCE: usize = 8;
 
@@ -46,6 +49,8 @@ struct Watch {
     complete: Option<Instant>,
     pages: Option<AgentPages>,
     next_pages: Instant,
+    /// When the user is told again what a run waits for.
+    next_word: Instant,
 }
 
 impl Lab {
@@ -113,7 +118,8 @@ impl Lab {
             .context("the order has a condition that the experiment doesn't have")?;
         let pages = match &self.agents {
             Some(agents) => {
-                let found = AgentPages::find(agents, |node| nodes.contains(node)).await;
+                let find = || AgentPages::find(agents, |node| nodes.contains(node));
+                let found = self.api.repeat(find).await;
                 Some(found.context("can't list the agents' pods")?)
             }
             None => None,
@@ -131,6 +137,7 @@ impl Lab {
             complete: None,
             pages,
             next_pages: Instant::now(),
+            next_word: Instant::now() + WORD,
         })
     }
 
@@ -142,6 +149,12 @@ impl Lab {
             let state = judge(&watch.pods, &watch.expected, &mut watch.seen);
             if Instant::now() >= watch.next_pages || state == RunState::Ended {
                 watch.read_pages().await;
+            }
+            if Instant::now() >= watch.next_word {
+                watch.next_word = Instant::now() + WORD;
+                if let RunState::Starting(late) = &state {
+                    self.tell(&format!("still waiting for {}", late.join("; ")));
+                }
             }
             match watch.verdict(state, self.limits()) {
                 Some(outcome) => return Ok(outcome),

@@ -420,6 +420,9 @@ async fn conduct(lab: &Lab, folder: &Path) -> anyhow::Result<ExitCode> {
             )])?;
             Ok(ExitCode::FAILURE)
         }
+        Conclusion::Useless { why } => anyhow::bail!(
+            "the warm-up failed, so every run would: {why}; nothing is left in the cluster"
+        ),
         Conclusion::Interrupted => {
             super::super::emit([format!(
                 "everything is put back: pinfold scene run --resume {shown} continues"
