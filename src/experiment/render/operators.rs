@@ -263,9 +263,10 @@ impl ResolvedJob<'_> {
         objects.push(value(&self.service())?);
         let retries = self.job.retries.unwrap_or(RETRIES);
         let tasks = self.tasks().map(|task| {
-            // As natively, parameter servers are started again without an end. Volcano counts the success of any task, so where
-            // tasks are counted, evaluators are started again, too.
-            let limited = task.role != PS && (by_chief || task.role != EVALUATOR);
+            // As natively, parameter servers are started again without an end, and no job waits for an evaluator.
+            let limited = task.role != PS && task.role != EVALUATOR;
+            // Volcano counts the success of any task, so where tasks are counted, evaluators never end.
+            let can_succeed = limited || by_chief && task.role == EVALUATOR;
             let decides = (by_chief && self.decides(&task.role)).then_some(DECIDES);
             VolcanoTask {
                 name: format!("{}-{}", task.role, task.index),
@@ -279,7 +280,7 @@ impl ResolvedJob<'_> {
                 // A parameter server's end never counts as the success of a worker.
                 template: self.template(
                     PodTasks::Task(&task),
-                    if limited { "OnFailure" } else { "Always" },
+                    if can_succeed { "OnFailure" } else { "Always" },
                 ),
             }
         });

@@ -291,6 +291,12 @@ fn a_chiefs_success_ends_the_job_in_every_format() {
         json!([ends, breaks])
     );
     assert_eq!(policies(&volcano, "worker-1")["policies"], json!([breaks]));
+    let evaluator = policies(&volcano, "evaluator-0");
+    assert_eq!(
+        (evaluator.get("policies"), evaluator.get("maxRetry")),
+        (None, None),
+        "an evaluator that fails ends no job"
+    );
     assert_eq!(
         policies(&volcano, "evaluator-0")["template"]["spec"]["restartPolicy"],
         "OnFailure"
