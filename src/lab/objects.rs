@@ -35,18 +35,20 @@ const fn kind(
     }
 }
 
+/// Claims are created and never deleted, because they hold data, and all runs share them.
+const CLAIM: ObjectKind = kind(
+    "PersistentVolumeClaim",
+    "/api/v1",
+    "persistentvolumeclaims",
+    true,
+);
+
 /// The kinds in the order of deletion. The Deployments of servers come first, as at the end of a job; nothing waits for the order.
-const KINDS: [ObjectKind; 9] = [
+const KINDS: [ObjectKind; 8] = [
     kind("Deployment", "/apis/apps/v1", "deployments", false),
     kind("Job", "/apis/batch/v1", "jobs", false),
     kind("Service", "/api/v1", "services", false),
     kind("ConfigMap", "/api/v1", "configmaps", false),
-    kind(
-        "PersistentVolumeClaim",
-        "/api/v1",
-        "persistentvolumeclaims",
-        true,
-    ),
     kind("JobSet", "/apis/jobset.x-k8s.io/v1alpha2", "jobsets", true),
     kind("TFJob", "/apis/kubeflow.org/v1", "tfjobs", true),
     kind("Job", "/apis/batch.volcano.sh/v1alpha1", "jobs", true),
@@ -87,7 +89,8 @@ impl Objects {
     fn collection(&self, object: &Value) -> anyhow::Result<String> {
         let text = |key: &str| object[key].as_str().unwrap_or_default();
         let (version, kind) = (text("apiVersion"), text("kind"));
-        let found = KINDS.iter().find(|known| {
+        let mut kinds = KINDS.iter().chain([&CLAIM]);
+        let found = kinds.find(|known| {
             known.kind == kind
                 && known
                     .group
@@ -120,7 +123,7 @@ impl Objects {
             let created = created.with_context(|| {
                 format!("can't create {kind} {name} in namespace {}", self.namespace)
             })?;
-            if created == Creation::Created {
+            if created == Creation::Created || kind == CLAIM.kind {
                 continue;
             }
             let existing: Option<Value> = self.api.get(&format!("{collection}/{name}")).await?;

@@ -102,7 +102,7 @@ pub(super) fn needed(intent: Intent<'_>) -> Vec<Right> {
         rights.extend(right(job, group, resource, "", made));
     }
     if intent.has_claims {
-        rights.extend(right(job, "", "persistentvolumeclaims", "", made));
+        rights.extend(right(job, "", "persistentvolumeclaims", "", &["create"]));
     }
     if intent.asks_agents {
         let agents = Some(intent.agent_namespace);
