@@ -224,15 +224,15 @@ impl Lab {
             return Ok((usage, Some(EvidenceSource::Prometheus)));
         }
         let of_pod = |pod: &TaskPod| {
-            let began = pod.began.map(seconds);
-            Some((pod.name.clone(), watch.book.of(&pod.name, began)?))
+            let life = (pod.began.map(seconds), pod.ended.map(seconds));
+            Some((pod.name.clone(), watch.book.of(&pod.name, life)?))
         };
         let usage: BTreeMap<String, TaskUsage> = watch.pods.iter().filter_map(of_pod).collect();
         let source = (!usage.is_empty()).then_some(EvidenceSource::Agents);
         Ok((usage, source))
     }
 
-    /// The progress of each task that trains, by pod. Every one must have some: a sum that lacks a worker would be wrong.
+    /// The progress of each task that trains, by pod.
     async fn progress(
         &self,
         watch: &Watch,
@@ -315,16 +315,19 @@ impl Watch {
     }
 }
 
-/// The progress of all tasks that train, or what is missing.
+/// The progress of the tasks that train, or what is missing. A role has steps in all of its tasks or in none: with TensorFlow's
+/// coordinator only the chief counts, but a sum that lacks one of several workers would be wrong.
 fn complete(
     training: &[&TaskPod],
     progress: BTreeMap<String, Progress>,
     lacks: impl Fn() -> String,
 ) -> Result<BTreeMap<String, Progress>, Unusable> {
-    match training
+    let has = |pod: &TaskPod| progress.contains_key(&pod.name);
+    let counts = |role: &str| training.iter().any(|pod| pod.role == role && has(pod));
+    let lacking = training
         .iter()
-        .find(|pod| !progress.contains_key(&pod.name))
-    {
+        .find(|pod| !has(pod) && (counts(&pod.role) || progress.is_empty()));
+    match lacking {
         Some(pod) => Err(format!("{} {}", pod.task(), lacks())),
         None => Ok(progress),
     }

@@ -168,14 +168,20 @@ impl UsageBook {
         if value < last { value } else { value - last }
     }
 
-    /// The usage of a pod that began at a time, on the clock of [`Self::read`]; `None` if no page had it.
-    pub(super) fn of(&self, pod: &str, began: Option<f64>) -> Option<TaskUsage> {
+    /// The usage of a pod that began and ended at these times, on the clock of [`Self::read`]; `None` if no page had it. The pages
+    /// have a pod for a while after its end.
+    pub(super) fn of(
+        &self,
+        pod: &str,
+        (began, ended): (Option<f64>, Option<f64>),
+    ) -> Option<TaskUsage> {
         let usage = self.pods.get(pod)?.clone();
-        let seconds = self
+        let until = self
             .seen
             .get(pod)
-            .zip(began)
-            .map(|(seen, began)| seen - began);
+            .copied()
+            .map(|seen| ended.map_or(seen, |ended| seen.min(ended)));
+        let seconds = until.zip(began).map(|(until, began)| until - began);
         Some(TaskUsage {
             observed_seconds: seconds.filter(|seconds| *seconds > 0.0),
             ..usage
@@ -224,7 +230,7 @@ mod tests {
             book.read(&page, at, ours);
         }
         book.read("", 40.0, ours);
-        let usage = book.of("w", Some(4.0)).unwrap();
+        let usage = book.of("w", (Some(4.0), None)).unwrap();
         assert_eq!(usage.cpu_seconds, Some(12.0));
         assert_eq!(usage.voluntary_switches, Some(170.0));
         assert_eq!(usage.involuntary_switches, Some(3.0));
@@ -235,7 +241,9 @@ mod tests {
         assert_eq!(usage.cpus.as_deref(), Some("2-3"));
         assert_eq!(usage.threads_verdict.as_deref(), Some("ok"));
         assert_eq!(usage.observed_seconds, Some(26.0));
-        assert_eq!(book.of("other", None), None);
+        assert_eq!(book.of("other", (None, None)), None);
+        let ended = book.of("w", (Some(4.0), Some(24.0))).unwrap();
+        assert_eq!(ended.observed_seconds, Some(20.0));
     }
 
     #[test]
