@@ -106,24 +106,7 @@ pub async fn begin(
     };
     let design = Design::new(conditions(&scenes, &request.ways), request.options)?;
     let before = before(api, &request, &namespace).await?;
-    let intent = Intent {
-        namespace: &namespace,
-        agent_namespace: &request.agent_namespace,
-        format: request.format,
-        creates_plan: !before.had_plan,
-        creates_namespace: !before.had_namespace,
-        has_claims: [&job.data, &job.log]
-            .into_iter()
-            .flatten()
-            .any(|folder| folder.size.is_some()),
-        asks_agents: true,
-    };
-    let missing = missing_rights(api, &needed(intent)).await?;
-    ensure!(
-        missing.is_empty(),
-        "your account at {server} lacks rights: {}; ask an administrator for a Role with them",
-        missing.join(", ")
-    );
+    check_rights(api, server, &request, &job, &before).await?;
     let around = surroundings(api, agents, server, &request.plan).await?;
     let rivals = rivals(api, &request.plan, &around.nodes).await?;
     ensure!(rivals.is_empty(), "{}", rivals.join("\n"));
@@ -158,6 +141,35 @@ pub async fn begin(
         },
         experiment,
     })
+}
+
+/// Refuses an account that lacks rights, and names them.
+async fn check_rights(
+    api: &PatientApi,
+    server: &str,
+    request: &Request,
+    job: &TrainingJob,
+    before: &Before,
+) -> anyhow::Result<()> {
+    let intent = Intent {
+        namespace: job.namespace.as_deref().unwrap_or_default(),
+        agent_namespace: &request.agent_namespace,
+        format: request.format,
+        creates_plan: !before.had_plan,
+        creates_namespace: !before.had_namespace,
+        has_claims: [&job.data, &job.log]
+            .into_iter()
+            .flatten()
+            .any(|folder| folder.size.is_some()),
+        asks_agents: true,
+    };
+    let missing = missing_rights(api, &needed(intent)).await?;
+    ensure!(
+        missing.is_empty(),
+        "your account at {server} lacks rights: {}; ask an administrator for a Role with them",
+        missing.join(", ")
+    );
+    Ok(())
 }
 
 /// The scenes and cases that run. A case is compared with the case of the same name in the other scenes.

@@ -1,7 +1,7 @@
 //! [`ResultsFolder`]: where an experiment's files are.
 
 use std::fs::{self, File};
-use std::io::{self, Write};
+use std::io;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, ensure};
@@ -60,8 +60,12 @@ impl ResultsFolder {
 
     fn locked(path: &Path) -> anyhow::Result<Self> {
         let file = path.join(LOCK);
-        let open =
-            File::create(&file).with_context(|| format!("can't write {}", file.display()))?;
+        let open = File::options()
+            .write(true)
+            .create(true)
+            .truncate(false)
+            .open(&file);
+        let open = open.with_context(|| format!("can't write {}", file.display()))?;
         match Flock::lock(open, FlockArg::LockExclusiveNonblock) {
             Ok(lock) => Ok(Self {
                 path: path.to_owned(),
@@ -140,10 +144,8 @@ impl ResultsFolder {
         let text = serde_json::to_string_pretty(value).context("can't write JSON")?;
         let beside = file.with_extension("json.new");
         let write = || -> io::Result<()> {
-            let mut open = File::create(&beside)?;
-            open.write_all(text.as_bytes())?;
-            open.write_all(b"\n")?;
-            open.sync_all()?;
+            fs::write(&beside, text + "\n")?;
+            File::open(&beside)?.sync_all()?;
             fs::rename(&beside, &file)
         };
         write().with_context(|| format!("can't write {}", file.display()))

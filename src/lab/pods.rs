@@ -294,7 +294,7 @@ mod tests {
 
     use super::*;
 
-    fn pod(role: &str, index: u32, status: Value) -> TaskPod {
+    fn pod(role: &str, index: u32, status: &Value) -> TaskPod {
         let object = json!({
             "metadata": {
                 "name": format!("x-{role}-{index}"), "uid": format!("{role}{index}"),
@@ -311,7 +311,7 @@ mod tests {
         pod(
             role,
             index,
-            json!({"phase": "Running", "containerStatuses": [container(role, &state, 0)]}),
+            &json!({"phase": "Running", "containerStatuses": [container(role, &state, 0)]}),
         )
     }
 
@@ -326,7 +326,7 @@ mod tests {
         pod(
             role,
             index,
-            json!({"phase": "Succeeded", "containerStatuses": [container(role, &state, 0)]}),
+            &json!({"phase": "Succeeded", "containerStatuses": [container(role, &state, 0)]}),
         )
     }
 
@@ -354,7 +354,7 @@ mod tests {
         let unscheduled = json!({"phase": "Pending", "conditions": [
             {"type": "PodScheduled", "status": "False", "message": "0/2 nodes are available"},
         ]});
-        let pods = [pod("worker", 0, unscheduled), running("ps", 0)];
+        let pods = [pod("worker", 0, &unscheduled), running("ps", 0)];
         assert_eq!(
             judged(&pods),
             RunState::Starting(vec![
@@ -400,13 +400,13 @@ mod tests {
         };
         let evicted = json!({"phase": "Failed", "reason": "Evicted", "message": "low on memory"});
         assert_eq!(
-            failed(pod("worker", 0, evicted)),
+            failed(pod("worker", 0, &evicted)),
             "worker 0 failed: Evicted: low on memory"
         );
         let state = json!({"waiting": {"reason": "CrashLoopBackOff"}});
         let crashed =
             json!({"phase": "Running", "containerStatuses": [container("ps", &state, 5)]});
-        assert!(failed(pod("ps", 0, crashed)).contains("ps 0 has failed 5 times"));
+        assert!(failed(pod("ps", 0, &crashed)).contains("ps 0 has failed 5 times"));
         let mut seen = BTreeSet::new();
         let all = [running("worker", 0), running("worker", 1), running("ps", 0)];
         assert_eq!(judge(&all, &expected(false), &mut seen), RunState::Running);

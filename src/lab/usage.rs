@@ -8,11 +8,14 @@ use std::collections::{BTreeMap, HashMap};
 use crate::experiment::results::TaskUsage;
 use crate::text::exposition::{self, Series};
 
-/// Where a counter is added up.
-type Counter = fn(&mut TaskUsage) -> &mut Option<f64>;
+/// Where a family is added up.
+type Field = fn(&mut TaskUsage) -> &mut Option<f64>;
 
-/// The counters, each with a label and its value that a series must have, if any.
-const COUNTERS: [(&str, Option<(&str, &str)>, Counter); 12] = [
+/// A label and its value, which a series must have.
+type Wanted = Option<(&'static str, &'static str)>;
+
+/// The families that have a number for the record.
+const COUNTERS: [(&str, Wanted, Field); 12] = [
     ("pinfold_container_cpu_usage_seconds_total", None, |usage| {
         &mut usage.cpu_seconds
     }),
