@@ -10,6 +10,7 @@ mod live;
 mod reclaim;
 mod render;
 mod report;
+mod results;
 mod simulate;
 mod status;
 
@@ -31,6 +32,7 @@ use crate::scene::definition;
   pinfold scene simulate plan.yaml --count 10         show each task's node, with 10 invented nodes
   pinfold scene render plan.yaml --job job.yaml       print the objects of a training cluster
   pinfold scene reclaim --watch                       delete the parameter servers of ended jobs
+  pinfold scene report results                        say what an experiment found, from its folder
   pinfold scene report --prometheus URL               report the resource use of the jobs
   pinfold scene crd | kubectl apply -f -              install the definition of ScenePlan
 

@@ -151,9 +151,7 @@ impl Members {
             let times = one.last()? - 1.0 - f64::from(self.breaks);
             Some(seconds / times).filter(|apart| times >= 1.0 && *apart > 0.0)
         };
-        let mut all: Vec<f64> = series.iter().filter_map(apart).collect();
-        all.sort_by(f64::total_cmp);
-        self.interval = all.get(all.len() / 2).copied().unwrap_or(self.interval);
+        self.interval = median(series.iter().filter_map(apart)).unwrap_or(self.interval);
     }
 
     /// How long the job was seen, in seconds.

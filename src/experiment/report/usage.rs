@@ -135,6 +135,11 @@ impl Usage {
         }
     }
 
+    /// Context switches of both kinds each second; known only if both are.
+    pub fn switches_per_second(&self) -> Option<f64> {
+        Some(self.voluntary_switches_per_second? + self.involuntary_switches_per_second?)
+    }
+
     /// Bytes in both directions; known if either direction is known.
     pub fn traffic(&self) -> Option<f64> {
         match (self.sent_bytes, self.received_bytes) {
