@@ -61,6 +61,10 @@ fn a_straggler_is_found_where_it_lagged() {
         (5, 6, (20, 48))
     );
     assert_eq!(slow.nodes.iter().collect::<Vec<_>>(), ["node-15"]);
+    assert_eq!(
+        slow.frequency(),
+        "Seen in 5 of 6 repeats; of the runs: usual 10 of 12, sized 10 of 12, exclusive 0 of 12, both 0 of 12."
+    );
 }
 
 #[test]
@@ -148,7 +152,7 @@ fn idle_servers_interference_and_unpinned_tasks_are_found() {
     let unpinned = only(&outcome, FindingKind::Unpinned);
     assert_eq!(
         unpinned.sentence,
-        "2 worker tasks had no exclusive CPUs, though the run should give them: the CPU limit is not a whole number"
+        "worker tasks had no exclusive CPUs in runs that should give them: the CPU limit is not a whole number"
     );
 }
 

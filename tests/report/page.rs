@@ -83,13 +83,16 @@ async fn the_page_is_readable_at_every_width_light_and_dark() {
     let pictures = std::env::var_os("PINFOLD_PICTURES");
     for (name, outcome) in outcomes() {
         let mut page = opened(&outcome, &folder.path().join(format!("{name}.html"))).await;
+        if let Some(folder) = &pictures {
+            for (scheme, width) in [("light", 320), ("light", 1100), ("dark", 1100)] {
+                page.show(width, scheme).await;
+                let file = Path::new(folder).join(format!("{name}-{scheme}-{width}.png"));
+                fs::write(file, page.picture().await).unwrap();
+            }
+        }
         for scheme in ["light", "dark"] {
             for width in [320, 768, 1600] {
                 page.show(width, scheme).await;
-                if let Some(pictures) = &pictures {
-                    let file = Path::new(pictures).join(format!("{name}-{scheme}-{width}.png"));
-                    fs::write(file, page.picture().await).unwrap();
-                }
                 let wide = page.evaluate(WIDE).await;
                 assert_eq!(wide, serde_json::json!([]), "{name}, {scheme}, {width}");
             }

@@ -7,7 +7,10 @@ use super::plot::{PlotRow, dot, interval, plot};
 use super::scale::Scale;
 use crate::experiment::results::{Answer, Finding, Outcome, change_of_margin, percent};
 use crate::experiment::statistics::{FEWEST_BLOCKS, Verdict};
-use crate::text::units;
+use crate::text::{counted, units};
+
+/// A table with more rows is folded.
+const MANY_ROWS: usize = 12;
 
 /// The verdicts, first as sentences, then drawn on a common axis.
 pub(super) fn answers(outcome: &Outcome) -> String {
@@ -110,12 +113,9 @@ pub(super) fn findings(findings: &[Finding]) -> String {
             "<article class=\"finding\"><h3>{}</h3>",
             text(&finding.sentence)
         );
-        if finding.repeats > 0 {
-            let _ = write!(
-                html,
-                "<p>Seen in {} of {} repeats.</p>",
-                finding.repeats_seen, finding.repeats
-            );
+        let seen = finding.frequency();
+        if !seen.is_empty() {
+            let _ = write!(html, "<p>{}</p>", text(&seen));
         }
         if !finding.remedy.is_empty() {
             let _ = write!(
@@ -135,9 +135,9 @@ pub(super) fn findings(findings: &[Finding]) -> String {
         }
         let nodes: Vec<&str> = finding.nodes.iter().map(String::as_str).collect();
         fact("nodes", &nodes.join(", "));
-        let seen = finding.seen.iter();
+        let seen = finding.seen.iter().filter(|one| !one.group.is_empty());
         let seen: Vec<String> = seen
-            .map(|one| format!("{} of {} in {}", one.seen, one.runs, one.condition))
+            .map(|one| format!("{}, {}: {} of {}", one.group, one.way, one.seen, one.runs))
             .collect();
         fact("runs", &seen.join("; "));
         fact("named when", &finding.rule);
@@ -169,12 +169,21 @@ pub(super) fn doubts(outcome: &Outcome) -> String {
                 ]
             })
             .collect();
-        html += &table(
+        let table = table(
             "Runs that don't count",
             "",
             &["run", "repeat", "condition", "reason"],
             &rows,
         );
+        if rows.len() > MANY_ROWS {
+            let runs = counted(rows.len(), "run");
+            let _ = writeln!(
+                html,
+                "<details><summary>Show {runs}</summary>{table}</details>"
+            );
+        } else {
+            html += &table;
+        }
     }
     if !outcome.warnings.is_empty() {
         html.push_str("<ul>\n");

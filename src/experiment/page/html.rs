@@ -84,8 +84,16 @@ pub(super) fn table(label: &str, class: &str, head: &[&str], rows: &[Vec<Cell>])
         "<div class=\"wide\" role=\"region\" tabindex=\"0\" aria-label=\"{}\"><table class=\"{class}\"><thead><tr>",
         text(label)
     );
-    for cell in head {
-        let _ = write!(html, "<th scope=\"col\">{}</th>", text(cell));
+    for (at, cell) in head.iter().enumerate() {
+        // A heading stands as the cells below it.
+        let attributes = rows.first().and_then(|row| row.get(at));
+        let attributes = attributes.map_or("", |cell| cell.attributes.as_str());
+        let attributes = if attributes.contains("class") {
+            attributes
+        } else {
+            ""
+        };
+        let _ = write!(html, "<th scope=\"col\"{attributes}>{}</th>", text(cell));
     }
     html.push_str("</tr></thead><tbody>\n");
     for row in rows {

@@ -42,6 +42,9 @@ pub fn page(outcome: &Outcome) -> String {
             text(caution)
         );
     }
+    if !outcome.summary.is_empty() {
+        let _ = writeln!(html, "<p class=\"soft\">{}</p>", text(&outcome.summary));
+    }
     html.push_str("</header>\n");
     let mut sections = sections(outcome);
     sections.retain(|section| !section.body.is_empty());
@@ -96,7 +99,12 @@ fn sections(outcome: &Outcome) -> Vec<Section> {
             answers::findings(&outcome.findings),
         ),
         section("warnings", "Warnings", "", answers::doubts(outcome)),
-        section("speed", &measure, "", speeds::conditions(outcome)),
+        section(
+            "speed",
+            &measure,
+            "<a href=\"#legend\">What dots and bars mean</a>",
+            speeds::conditions(outcome),
+        ),
         section("scaling", "Scaling", "", speeds::scaling(outcome)),
         section(
             "others",

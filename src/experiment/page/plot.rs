@@ -11,9 +11,6 @@ use super::html::text;
 use super::scale::Scale;
 use crate::experiment::statistics::{Estimate, Way};
 
-/// The height of a row, in pixels.
-const HIGH: f64 = 38.0;
-
 /// A row of a plot.
 #[derive(Debug, Default)]
 pub(super) struct PlotRow {
@@ -21,7 +18,7 @@ pub(super) struct PlotRow {
     pub(super) name: String,
     /// HTML.
     pub(super) value: String,
-    /// SVG.
+    /// SVG around a height of 0.
     pub(super) drawing: String,
     /// What the drawing shows, for people who don't see it.
     pub(super) label: String,
@@ -39,7 +36,7 @@ pub(super) fn plot(
     for row in rows {
         let _ = write!(
             html,
-            "<div class=\"name\">{}</div><div class=\"value\">{}</div><svg class=\"draw\" height=\"{HIGH}\" role=\"img\" aria-label=\"{}\">",
+            "<div class=\"name\">{}</div><div class=\"value\">{}</div><svg class=\"draw\" role=\"img\" aria-label=\"{}\">",
             row.name,
             row.value,
             text(&row.label)
@@ -48,7 +45,7 @@ pub(super) fn plot(
             let (from, to) = (scale.at(low), scale.at(high));
             let _ = write!(
                 html,
-                "<rect class=\"band\" x=\"{from:.2}%\" y=\"0\" width=\"{:.2}%\" height=\"{HIGH}\"/>",
+                "<rect class=\"band\" x=\"{from:.2}%\" y=\"0\" width=\"{:.2}%\" height=\"100%\"/>",
                 to - from
             );
         }
@@ -58,9 +55,17 @@ pub(super) fn plot(
             } else {
                 "grid"
             };
-            html.push_str(&upright(scale.at(*value), (0.0, HIGH), class));
+            let at = scale.at(*value);
+            let _ = write!(
+                html,
+                "<line class=\"{class}\" x1=\"{at:.2}%\" x2=\"{at:.2}%\" y1=\"0\" y2=\"100%\"/>"
+            );
         }
-        let _ = writeln!(html, "{}</svg>", row.drawing);
+        let _ = writeln!(
+            html,
+            "<svg y=\"50%\" height=\"1\">{}</svg></svg>",
+            row.drawing
+        );
     }
     html.push_str("<svg class=\"axis\" height=\"20\" aria-hidden=\"true\">");
     for value in &scale.marks {
@@ -97,20 +102,20 @@ pub(super) fn upright(at: f64, (from, to): (f64, f64), class: &str) -> String {
 
 /// An interval with its middle; a range without a probability is a thin line, and has no middle.
 pub(super) fn interval(estimate: &Estimate, scale: &Scale, colour: &str) -> String {
-    let (low, high, y) = (scale.at(estimate.low), scale.at(estimate.high), HIGH / 2.0);
+    let (low, high) = (scale.at(estimate.low), scale.at(estimate.high));
     let class = if estimate.confidence.is_some() {
         "iv"
     } else {
         "range"
     };
     let bar = format!(
-        "<line class=\"{class} {colour}\" x1=\"{low:.2}%\" x2=\"{high:.2}%\" y1=\"{y}\" y2=\"{y}\"/>"
+        "<line class=\"{class} {colour}\" x1=\"{low:.2}%\" x2=\"{high:.2}%\" y1=\"0\" y2=\"0\"/>"
     );
     match estimate.confidence {
         Some(_) => {
             bar + &upright(
                 scale.at(estimate.center()),
-                (5.0, HIGH - 5.0),
+                (-14.0, 14.0),
                 &format!("mean {colour}"),
             )
         }
@@ -122,7 +127,7 @@ pub(super) fn interval(estimate: &Estimate, scale: &Scale, colour: &str) -> Stri
 pub(super) fn dot(value: f64, at: usize, scale: &Scale, colour: &str, title: &str) -> String {
     // A little above and below each other, so that equal values remain visible.
     let shift = [0.0, -7.0, 7.0, -3.5, 3.5, -10.0, 10.0];
-    let y = HIGH / 2.0 + shift.get(at % shift.len()).copied().unwrap_or_default();
+    let y = shift.get(at % shift.len()).copied().unwrap_or_default();
     format!(
         "<circle class=\"dot {colour}\" cx=\"{:.2}%\" cy=\"{y}\" r=\"4\"><title>{}</title></circle>",
         scale.at(value),
@@ -135,7 +140,7 @@ pub(super) fn bar(value: f64, scale: &Scale, class: &str, high: f64) -> String {
     let (from, to) = (scale.at(0.0), scale.at(value));
     format!(
         "<rect class=\"{class}\" x=\"{from:.2}%\" y=\"{}\" width=\"{:.2}%\" height=\"{high}\"/>",
-        (HIGH - high) / 2.0,
+        high / -2.0,
         (to - from).max(0.0)
     )
 }

@@ -3,11 +3,14 @@
 /// The ends of an axis within its drawing, in percent, so that dots and words at the ends have room.
 const EDGES: (f64, f64) = (2.0, 97.0);
 
-/// Round ratios.
+/// Round ratios, those first that an axis rather has than others.
 const RATIOS: [f64; 23] = [
-    0.02, 0.05, 0.1, 0.2, 0.3, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 1.0, 1.05, 1.1, 1.2, 1.3, 1.5, 2.0,
-    3.0, 5.0, 10.0, 20.0, 50.0,
+    1.0, 1.1, 0.9, 1.2, 0.8, 1.5, 0.5, 2.0, 0.2, 5.0, 0.1, 10.0, 0.02, 50.0, 0.05, 20.0, 0.3, 3.0,
+    0.7, 1.3, 0.95, 1.05, 0.6,
 ];
+
+/// The room of a mark on an axis of ratios, as a part of the axis, so that the words of two marks don't meet on a phone.
+const ROOM: f64 = 0.13;
 
 /// About how many marks an axis has.
 const MARKS: usize = 5;
@@ -66,16 +69,11 @@ impl Scale {
         let ratios = ratios.filter(|ratio| *ratio > 0.0).chain([0.96, 1.04]);
         let (least, greatest) = ends(ratios).unwrap_or((0.9, 1.1));
         let (low, high) = (least.max(0.01) * 0.98, greatest.min(100.0) * 1.02);
-        let mut marks: Vec<f64> = RATIOS
-            .into_iter()
-            .filter(|ratio| (low..=high).contains(ratio))
-            .collect();
-        // Marks that are too close to another go, but never 1.
-        let room = (high / low).ln() / 8.0;
-        let mut kept: Vec<f64> = vec![1.0];
-        marks.sort_by(|one, other| one.ln().abs().total_cmp(&other.ln().abs()));
-        for mark in marks {
-            if kept.iter().all(|one| (mark / one).ln().abs() >= room) {
+        let room = (high / low).ln() * ROOM;
+        let mut kept: Vec<f64> = Vec::new();
+        for mark in RATIOS {
+            let is_free = kept.iter().all(|one| (mark / one).ln().abs() >= room);
+            if is_free && (low..=high).contains(&mark) {
                 kept.push(mark);
             }
         }

@@ -67,7 +67,7 @@ fn row(role: &RoleOutcome, scale: &Scale) -> PlotRow {
     if let Some(used) = &role.cpus_used {
         drawing += &bar(used.median, scale, colour(role.way), 14.0);
         for end in [used.least, used.greatest] {
-            drawing += &upright(scale.at(end), (9.0, 29.0), "zero");
+            drawing += &upright(scale.at(end), (-10.0, 10.0), "zero");
         }
     }
     let of = given.map_or_else(String::new, |cpus| format!(" of {}", mark(cpus)));

@@ -19,6 +19,9 @@ pub fn outcome_markdown(outcome: &Outcome) -> String {
     if let Some(caution) = &outcome.caution {
         let _ = writeln!(text, "\n**{}**", inline(caution));
     }
+    if !outcome.summary.is_empty() {
+        let _ = writeln!(text, "\n{}", inline(&outcome.summary));
+    }
     text.push_str("\n## Answers\n");
     if outcome.answers.is_empty() {
         text.push_str("\nNothing was compared that a verdict could be about.\n");
@@ -82,15 +85,8 @@ fn findings(findings: &[Finding]) -> String {
                 let _ = writeln!(text, "  {name}: {}.", inline(value));
             }
         };
-        let seen = finding.seen.iter();
-        let seen: Vec<String> = seen
-            .map(|one| format!("{} of {} in {}", one.seen, one.runs, one.condition))
-            .collect();
-        if finding.repeats > 0 {
-            let total = format!("in {} of {} repeats", finding.repeats_seen, finding.repeats);
-            line("Seen", &total);
-        }
-        line("Runs", &seen.join("; "));
+        let seen = finding.frequency();
+        line("How often", seen.trim_end_matches('.'));
         let figures = finding.figures.iter();
         let figures: Vec<String> = figures
             .map(|figure| format!("{} {}", figure.name, figure.words))

@@ -13,6 +13,8 @@ use crate::experiment::statistics::{Estimate, Summary, Verdict, Way};
 pub struct Outcome {
     /// What was examined.
     pub title: String,
+    /// What ran on what, and how often, in a sentence.
+    pub summary: String,
     /// What ran on what, as names and values.
     pub subject: Vec<Fact>,
     /// What the values of the runs are, with their unit, as in "steps per second".
@@ -183,7 +185,9 @@ pub struct FindingFigure {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Seen {
-    pub condition: String,
+    /// The scene and case; empty if the experiment has one of each.
+    pub group: String,
+    pub way: String,
     pub seen: usize,
     /// The runs that count.
     pub runs: usize,
@@ -267,5 +271,35 @@ impl Fact {
             name: name.to_owned(),
             value: value.into(),
         }
+    }
+}
+
+// === impl Finding ===
+
+impl Finding {
+    /// How often it was seen, in a sentence: over the repeats, and by way where the ways differ. Empty if nobody counted.
+    pub fn frequency(&self) -> String {
+        if self.repeats == 0 {
+            return String::new();
+        }
+        let mut ways: Vec<(&str, usize, usize)> = Vec::new();
+        for seen in &self.seen {
+            match ways.iter_mut().find(|(way, ..)| *way == seen.way) {
+                Some((_, many, runs)) => {
+                    *many += seen.seen;
+                    *runs += seen.runs;
+                }
+                None => ways.push((&seen.way, seen.seen, seen.runs)),
+            }
+        }
+        let repeats = format!("Seen in {} of {} repeats", self.repeats_seen, self.repeats);
+        if ways.iter().all(|(_, many, runs)| many == runs) {
+            return format!("{repeats}, in every run.");
+        }
+        let ways = ways.iter();
+        let ways: Vec<String> = ways
+            .map(|(way, many, runs)| format!("{way} {many} of {runs}"))
+            .collect();
+        format!("{repeats}; of the runs: {}.", ways.join(", "))
     }
 }

@@ -110,7 +110,7 @@ impl Comparisons<'_> {
             ..
         } = phrases;
         let Some(estimate) = contrast.estimate else {
-            return format!("{with}: no answer.");
+            return format!("{factor}: these runs give no answer.");
         };
         let amount = amount(estimate.center());
         let matters = change_of_margin(self.design.margin());
@@ -127,7 +127,7 @@ impl Comparisons<'_> {
                 "{factor} may or may not make a difference: these runs can't tell, and more repeats would."
             ),
             Some(Verdict::TooFew) => format!(
-                "{with}, the job was {amount} in the middle of {}. These are too few for a verdict.",
+                "{with}, the job was {amount} in the median of {}: too few for a verdict.",
                 counted(estimate.values, "repeat")
             ),
             None => format!("{with}, the job was {amount}."),
@@ -250,7 +250,7 @@ fn amount(ratio: f64) -> String {
     let percent = ((ratio - 1.0) * 100.0).abs();
     match ratio {
         ratio if ratio >= 2.0 => format!("{} times as fast", units::figures(ratio)),
-        _ if percent < 0.5 => "as fast as without".to_owned(),
+        _ if percent < 0.5 => "about as fast".to_owned(),
         ratio if ratio > 1.0 => format!("{percent:.0} % faster"),
         _ => format!("{percent:.0} % slower"),
     }

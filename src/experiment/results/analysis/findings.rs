@@ -70,7 +70,8 @@ fn finding(
         .iter()
         .filter(|(condition, _)| cases.contains(&(condition.scene, condition.case)))
         .map(|(condition, of_condition)| Seen {
-            condition: names.condition(*condition),
+            group: names.group(*condition),
+            way: condition.way.name().to_owned(),
             seen: signs.iter().filter(|(of, ..)| of == condition).count(),
             runs: of_condition.len(),
         });
@@ -101,19 +102,13 @@ fn sentence(
     median: &dyn Fn(FigureName) -> Option<f64>,
 ) -> String {
     let share = |name| median(name).map_or_else(|| "?".to_owned(), units::percent);
-    let count = |name| median(name).map_or_else(|| "?".to_owned(), |value| format!("{value:.0}"));
     match kind {
-        FindingKind::SharedSteps => format!(
-            "All {} workers report the same number of steps, {}: this looks like one global step counter, which every worker \
-             exports, counted {} times",
-            count(FigureName::Tasks),
-            count(FigureName::StepCount),
-            count(FigureName::Tasks)
-        ),
+        FindingKind::SharedSteps => "All workers report the same number of steps. This looks like one global step counter that \
+            every worker exports, so each step is counted as often as there are workers"
+            .to_owned(),
         FindingKind::Unpinned => match subject.split_once(": ") {
             Some((role, reason)) => format!(
-                "{} {role} had no exclusive CPUs, though the run should give them: {reason}",
-                count(FigureName::Tasks)
+                "{role} had no exclusive CPUs in runs that should give them: {reason}"
             ),
             None => subject.to_owned(),
         },
@@ -241,7 +236,7 @@ fn figure(name: FigureName, summary: &Summary) -> FindingFigure {
         FigureName::OfMedian => ("of the median worker", units::percent),
         FigureName::ThrottledShare => ("throttled periods", units::percent),
         FigureName::InterferenceShare => ("of the exclusive CPUs' time", units::percent),
-        FigureName::Tasks => ("tasks", whole),
+        FigureName::Tasks => ("tasks of a run", whole),
         FigureName::StepCount => ("steps of a worker", whole),
         FigureName::StepSpread => ("difference between the workers", units::percent),
     };

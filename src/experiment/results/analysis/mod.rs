@@ -61,6 +61,7 @@ pub fn analyze(results: &Results) -> Result<Outcome, RunError> {
             "{} in the scenes of {}",
             experiment.job.name, experiment.plan
         ),
+        summary: summary(experiment, results),
         subject: subject(experiment, results),
         measure: "steps per second".to_owned(),
         repeats: experiment.design.repeats(),
@@ -118,6 +119,20 @@ fn lost(results: &Results, names: &Names) -> Vec<LostRun> {
     all
 }
 
+/// What ran on what, in a sentence.
+fn summary(experiment: &Experiment, results: &Results) -> String {
+    let planned = experiment.order.iter().filter(|run| run.block.is_some());
+    format!(
+        "{} ran in {} on {}, {} of each: {} of {} planned runs count.",
+        experiment.job.name,
+        counted(experiment.design.conditions().count(), "condition"),
+        cluster_words(experiment),
+        counted(experiment.design.repeats(), "repeat"),
+        results.counting().count(),
+        planned.count()
+    )
+}
+
 /// What ran on what.
 fn subject(experiment: &Experiment, results: &Results) -> Vec<Fact> {
     let Experiment {
@@ -162,7 +177,8 @@ fn subject(experiment: &Experiment, results: &Results) -> Vec<Fact> {
         Fact::new("Layouts", layouts.join("; ")),
         Fact::new("Ways", ways.join("; ")),
         Fact::new("Steps from", steps),
-        Fact::new("Cluster", cluster_words(experiment)),
+        Fact::new("Nodes", cluster_words(experiment)),
+        Fact::new("API server", experiment.cluster.server.clone()),
         Fact::new(
             "Runs",
             format!(
@@ -211,7 +227,9 @@ fn cluster_words(experiment: &Experiment) -> String {
         })
         .collect();
     let version = experiment.cluster.kubernetes.as_deref();
-    let version = version.map_or_else(String::new, |version| format!(" Kubernetes {version},"));
+    let version = version.map_or_else(String::new, |version| {
+        format!(" under Kubernetes {version}")
+    });
     format!(
         "{}:{version} {}",
         experiment.cluster.server,

@@ -9,7 +9,7 @@ use crate::experiment::results::outcome::{Evidence, RoleOutcome, TrafficMatrix};
 use crate::experiment::statistics::{Condition, Summary};
 
 /// How many CPU lists the evidence of a condition has.
-const LISTED: usize = 8;
+const LISTED: usize = 3;
 
 /// The counting runs of each condition.
 pub(super) type RunsByCondition<'a> = BTreeMap<Condition, Vec<&'a RunRecord>>;
@@ -221,7 +221,11 @@ fn cpu_lists(run: &RunRecord) -> Vec<String> {
         let node = task.record.node.as_deref().unwrap_or("?");
         Some(format!("{}: CPUs {cpus} of {node}", task.name()))
     });
-    lists.take(LISTED).collect()
+    let mut lists: Vec<String> = lists.collect();
+    let more = lists.len().saturating_sub(LISTED);
+    lists.truncate(LISTED);
+    lists.extend((more > 0).then(|| format!("and {more} more")));
+    lists
 }
 
 /// The tasks of a case that train.
