@@ -15,6 +15,9 @@ use std::fmt::Write;
 use super::results::Outcome;
 use html::{Cell, table, text};
 
+/// The size of the screen, and what the page may not do: anything but styles of its own.
+const HEAD: &str = include_str!("head.html");
+
 /// Colours, widths, and what changes in the dark, on a phone and on paper.
 const STYLE: &str = include_str!("style.css");
 
@@ -31,9 +34,7 @@ pub fn page(outcome: &Outcome) -> String {
     let title = text(&outcome.title);
     let mut html = format!(
         "<!doctype html>\n<html lang=\"en\"><head><meta charset=\"utf-8\"><title>{title}</title>\n\
-         <meta name=\"viewport\" content=\"width=device-width, initial-scale=1\">\n\
-         <meta http-equiv=\"Content-Security-Policy\" content=\"default-src 'none'; style-src 'unsafe-inline'\">\n\
-         <style>\n{STYLE}</style></head>\n<body><a class=\"skip\" href=\"#answers\">To the answers</a>\n<header><h1>{title}</h1>\n"
+         {HEAD}<style>\n{STYLE}</style></head>\n<body><a class=\"skip\" href=\"#answers\">To the answers</a>\n<header><h1>{title}</h1>\n"
     );
     if let Some(caution) = &outcome.caution {
         let _ = writeln!(
@@ -104,6 +105,12 @@ fn sections(outcome: &Outcome) -> Vec<Section> {
             &measure,
             "<a href=\"#legend\">What dots and bars mean</a>",
             speeds::conditions(outcome),
+        ),
+        section(
+            "figures",
+            "Further figures",
+            "The median of the runs, with the least and the greatest. They have no verdict.",
+            usage::figures_of(&outcome.figures),
         ),
         section("scaling", "Scaling", "", speeds::scaling(outcome)),
         section(

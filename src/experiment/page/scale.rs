@@ -10,7 +10,7 @@ const RATIOS: [f64; 23] = [
 ];
 
 /// The room of a mark on an axis of ratios, as a part of the axis, so that the words of two marks don't meet on a phone.
-const ROOM: f64 = 0.13;
+const ROOM: f64 = 0.15;
 
 /// About how many marks an axis has.
 const MARKS: usize = 5;

@@ -6,7 +6,7 @@ use super::html::{Cell, table, text};
 use super::plot::{PlotRow, bar, colour, plot, upright};
 use super::scale::{Scale, mark};
 use super::speeds::capital;
-use crate::experiment::results::{Evidence, Outcome, RoleOutcome, TrafficMatrix};
+use crate::experiment::results::{Evidence, OtherFigure, Outcome, RoleOutcome, TrafficMatrix};
 use crate::experiment::statistics::Summary;
 use crate::text::{counted, units};
 
@@ -124,6 +124,37 @@ fn figures(group: &[RoleOutcome]) -> String {
         ],
         &rows,
     )
+}
+
+/// Further measures, a row for each and a column for each condition.
+pub(super) fn figures_of(figures: &[OtherFigure]) -> String {
+    let mut head = vec![""];
+    let conditions = figures.first().map_or(&[][..], |one| &one.conditions);
+    head.extend(conditions.iter().map(|(name, _)| name.as_str()));
+    let cell = |summary: &Option<Summary>| {
+        let words = summary.map_or_else(
+            || NONE.to_owned(),
+            |one| {
+                format!(
+                    "{}<br><small>{} to {}</small>",
+                    units::figures(one.median),
+                    units::figures(one.least),
+                    units::figures(one.greatest)
+                )
+            },
+        );
+        Cell::number(words)
+    };
+    let rows: Vec<Vec<Cell>> = figures
+        .iter()
+        .map(|one| {
+            let cells = one.conditions.iter().map(|(_, summary)| cell(summary));
+            std::iter::once(Cell::words(&one.name))
+                .chain(cells)
+                .collect()
+        })
+        .collect();
+    table("Further figures", "", &head, &rows)
 }
 
 /// The traffic of each case, as a matrix.

@@ -95,10 +95,10 @@ fn about(run: &RunReport) -> String {
     )
 }
 
-/// The content of a column, whether the column always appears, and the format.
+/// The heading of a column, whether the column always appears, and how a value is written.
 type UsageColumn = (&'static str, bool, fn(&Usage) -> String);
 
-/// What can be shown of who used something; columns of which nothing is known are left out, but the first ones.
+/// The columns of tables about usage. A column whose second field is false appears only if one of its values is known.
 const COLUMNS: [UsageColumn; 13] = [
     ("sent", true, |usage| shown(usage.sent_bytes, bytes)),
     ("received", true, |usage| shown(usage.received_bytes, bytes)),

@@ -20,6 +20,6 @@ pub use model::{
 };
 pub use outcome::{
     Answer, ConditionOutcome, CurvePoint, Evidence, Fact, Finding, FindingFigure, FindingKind,
-    LostRun, Outcome, RoleOutcome, RunValue, Seen, SpeedupCurve, TrafficMatrix,
+    LostRun, OtherFigure, Outcome, RoleOutcome, RunValue, Seen, SpeedupCurve, TrafficMatrix,
 };
 pub use read::{EXPERIMENT_FILE, RUNS_FOLDER, ReadError, Results};

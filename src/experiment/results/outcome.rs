@@ -32,6 +32,8 @@ pub struct Outcome {
     /// Further comparisons, without verdicts.
     pub others: Vec<Answer>,
     pub conditions: Vec<ConditionOutcome>,
+    /// Further measures of the runs, by condition.
+    pub figures: Vec<OtherFigure>,
     pub speedup: Vec<SpeedupCurve>,
     pub findings: Vec<Finding>,
     pub traffic: Vec<TrafficMatrix>,
@@ -101,6 +103,16 @@ pub struct RunValue {
     /// The repeat, from 1.
     pub repeat: usize,
     pub value: f64,
+}
+
+/// A further measure of the runs.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct OtherFigure {
+    /// The measure, with its unit.
+    pub name: String,
+    /// Each condition by its name, with what its runs have.
+    pub conditions: Vec<(String, Option<Summary>)>,
 }
 
 /// The speedup over the cases, in one scene and way.

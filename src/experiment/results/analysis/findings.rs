@@ -3,9 +3,9 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use super::names::Names;
-use super::signs::{FigureName, IDLE, INTERFERENCE, SAME_STEPS, SLOW_CPU, SLOW_STEPS, Sign, signs};
+use super::signs::{FigureName, IDLE, INTERFERENCE, SLOW_CPU, SLOW_STEPS, Sign, signs};
 use super::usage::RunsByCondition;
-use crate::experiment::report::{HOT, THROTTLED};
+use crate::experiment::report::{HOT, SAME_STEPS, THROTTLED};
 use crate::experiment::results::model::RunRecord;
 use crate::experiment::results::outcome::{Finding, FindingFigure, FindingKind, Seen};
 use crate::experiment::statistics::{Condition, Summary};

@@ -71,6 +71,7 @@ pub fn analyze(results: &Results) -> Result<Outcome, RunError> {
         answers: comparisons.answers()?,
         others: comparisons.others()?,
         conditions: comparisons.conditions(number),
+        figures: Vec::new(),
         speedup: comparisons.speedup(workers)?,
         findings: findings::findings(&by_condition, &names),
         traffic: usage::traffic(&by_condition, &names),
@@ -228,11 +229,7 @@ fn cluster_words(experiment: &Experiment) -> String {
         .collect();
     let version = experiment.cluster.kubernetes.as_deref();
     let version = version.map_or_else(String::new, |version| {
-        format!(" under Kubernetes {version}")
+        format!(", under Kubernetes {version}")
     });
-    format!(
-        "{}:{version} {}",
-        experiment.cluster.server,
-        kinds.join("; ")
-    )
+    format!("{}{version}", kinds.join("; "))
 }

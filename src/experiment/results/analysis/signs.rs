@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 
 use super::tasks::{Task, known, mean, share};
 use super::usage::{tasks_of, throttled};
-use crate::experiment::report::{Balance, HOT, LEAST_TRAFFIC, THROTTLED};
+use crate::experiment::report::{Balance, HOT, LAGS, LEAST_TRAFFIC, THROTTLED, common_count};
 use crate::experiment::results::model::RunRecord;
 use crate::experiment::results::outcome::FindingKind;
 use crate::experiment::statistics::quantile;
@@ -16,16 +16,10 @@ pub(super) const IDLE: f64 = 0.1;
 pub(super) const SLOW_STEPS: f64 = 0.8;
 
 /// And where no steps are known, below this part of the median worker's CPU time, as for the alert PinfoldWorkerLags.
-pub(super) const SLOW_CPU: f64 = 0.6;
+pub(super) const SLOW_CPU: f64 = LAGS;
 
 /// Others use exclusive CPUs noticeably from this part of their time on.
 pub(super) const INTERFERENCE: f64 = 0.02;
-
-/// Counts of steps that differ by at most this part are the same count.
-pub(super) const SAME_STEPS: f64 = 0.005;
-
-/// The fewest steps that tell whether workers count the same.
-const FEWEST_STEPS: f64 = 200.0;
 
 /// What stands out in a run.
 #[derive(Debug, Clone)]
@@ -83,11 +77,10 @@ fn shared_steps(run: &RunRecord) -> Option<Sign> {
         .iter()
         .map(|task| known(task.record.steps))
         .collect();
-    let counts = counts.filter(|counts| counts.len() >= 2)?;
-    let (least, most) = (quantile(&counts, 0.0)?, quantile(&counts, 1.0)?);
-    let middle = quantile(&counts, 0.5).filter(|middle| *middle >= FEWEST_STEPS)?;
-    let spread = (most - least) / middle;
-    (spread <= SAME_STEPS).then(|| Sign {
+    let counts = counts?;
+    let middle = common_count(&counts)?;
+    let spread = (quantile(&counts, 1.0)? - quantile(&counts, 0.0)?) / middle;
+    Some(Sign {
         kind: FindingKind::SharedSteps,
         subject: "the workers' steps".to_owned(),
         figures: vec![
