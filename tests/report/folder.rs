@@ -57,109 +57,111 @@ fn nothing_that_counts_is_said() {
     );
 }
 
+/// What happens to a file.
+enum Damage {
+    Write(&'static str),
+    /// The first text becomes the second.
+    Change(&'static str, &'static str),
+}
+
 #[test]
 fn a_damaged_folder_is_an_error_that_names_the_file() {
-    type Damage = fn(&Path);
-    fn edit(path: &Path, from: &str, to: &str) {
-        let text = fs::read_to_string(path).unwrap();
-        assert!(text.contains(from), "{from}");
-        fs::write(path, text.replacen(from, to, 1)).unwrap();
-    }
-    let cases: [(Damage, &[&str]); 12] = [
+    use Damage::{Change, Write};
+    for (file, damage, says) in [
         (
-            |folder| fs::write(folder.join("runs/0007.json"), "{\"form\":1,\"num").unwrap(),
-            &["runs/0007.json ends in the middle", "remove the file"],
+            "runs/0007.json",
+            Write("{\"form\":1,\"num"),
+            "runs/0007.json ends in the middle, so it was not written to its end",
         ),
         (
-            |folder| fs::write(folder.join("runs/0007.json"), "").unwrap(),
-            &["runs/0007.json ends in the middle"],
+            "runs/0007.json",
+            Write(""),
+            "runs/0007.json ends in the middle",
         ),
         (
-            |folder| edit(&folder.join("runs/0007.json"), "\"form\":1", "\"form\":2"),
-            &["runs/0007.json has form 2", "reads form 1"],
+            "experiment.json",
+            Write("{"),
+            "experiment.json ends in the middle",
         ),
         (
-            |folder| {
-                edit(
-                    &folder.join("experiment.json"),
-                    "\"form\": 1",
-                    "\"form\": 99",
-                )
-            },
-            &["experiment.json has form 99"],
+            "runs/0007.json",
+            Change("\"form\":1", "\"form\":2"),
+            "runs/0007.json has form 2, and this version of Pinfold reads form 1",
         ),
         (
-            |folder| fs::write(folder.join("runs/x.json"), "[1]").unwrap(),
-            &["runs/x.json"],
+            "experiment.json",
+            Change("\"form\": 1", "\"form\": 99"),
+            "experiment.json has form 99",
+        ),
+        ("runs/x.json", Write("[\"a\"]"), "runs/x.json"),
+        (
+            "runs/x.json",
+            Write("{}"),
+            "runs/x.json: the field form is missing",
         ),
         (
-            |folder| fs::write(folder.join("runs/x.json"), "{}").unwrap(),
-            &["runs/x.json", "form is missing"],
+            "runs/0007.json",
+            Change("\"number\":7", "\"number\":9"),
+            "runs/0007.json: experiment.json has no such run 9",
         ),
         (
-            |folder| {
-                fs::copy(folder.join("runs/0007.json"), folder.join("runs/7.json")).unwrap();
-            },
-            &["another file has run 7"],
+            "runs/0007.json",
+            Change("\"stepsPerSecond\":", "\"stepsPerSecond\":-"),
+            "runs/0007.json: stepsPerSecond is below 0",
         ),
         (
-            |folder| {
-                edit(
-                    &folder.join("runs/0007.json"),
-                    "\"number\":7",
-                    "\"number\":9",
-                )
-            },
-            &["runs/0007.json", "belongs to another experiment"],
+            "experiment.json",
+            Change("\"margin\": 1.1", "\"margin\": 0.5"),
+            "experiment.json: the margin 0.5 is no ratio above 1",
         ),
         (
-            |folder| {
-                edit(
-                    &folder.join("runs/0007.json"),
-                    "\"stepsPerSecond\":",
-                    "\"stepsPerSecond\":-",
-                )
-            },
-            &["runs/0007.json", "below 0"],
+            "experiment.json",
+            Change("\"repeats\": 6", "\"repeats\": 600000000"),
+            "experiment.json: 600000000 repeats",
         ),
         (
-            |folder| {
-                edit(
-                    &folder.join("experiment.json"),
-                    "\"margin\": 1.1",
-                    "\"margin\": 0.5",
-                )
-            },
-            &["experiment.json", "the margin 0.5 is no ratio above 1"],
+            "experiment.json",
+            Change("\"repeats\": 6", "\"repeats\": 2"),
+            "a run of repeat 3, of 2 planned",
         ),
-        (
-            |folder| {
-                edit(
-                    &folder.join("experiment.json"),
-                    "\"repeats\": 6",
-                    "\"repeats\": 600000000",
-                )
-            },
-            &["experiment.json", "600000000 repeats"],
-        ),
-        (
-            |folder| fs::remove_file(folder.join("experiment.json")).unwrap(),
-            &["has no experiment.json", "pinfold scene run --out"],
-        ),
-    ];
-    for (damage, says) in cases {
+    ] {
         let folder = folder();
-        damage(folder.path());
-        let (code, stdout, stderr) = report(folder.path(), &[]);
-        assert_eq!((code, stdout.as_str()), (2, ""), "{says:?}");
-        for words in says {
-            assert!(stderr.contains(words), "{words}: {stderr}");
+        let path = folder.path().join(file);
+        match damage {
+            Write(text) => fs::write(path, text).unwrap(),
+            Change(from, to) => {
+                let text = fs::read_to_string(&path).unwrap();
+                assert!(text.contains(from), "{from}");
+                fs::write(path, text.replacen(from, to, 1)).unwrap();
+            }
         }
+        let (code, stdout, stderr) = report(folder.path(), &[]);
+        assert_eq!((code, stdout.as_str()), (2, ""), "{says}");
+        assert!(stderr.contains(says), "{says}: {stderr}");
     }
+}
+
+#[test]
+fn files_that_are_missing_twice_or_in_the_making() {
+    let first = folder();
+    let at = |name: &str| first.path().join(name);
     // A file that is just being written doesn't disturb.
-    let folder = folder();
-    fs::write(folder.path().join("runs/.0099.json.4"), "{").unwrap();
-    assert_eq!(report(folder.path(), &[]).0, 0);
+    fs::write(at("runs/.0099.json.4"), "{").unwrap();
+    assert_eq!(report(first.path(), &[]).0, 0);
+    fs::copy(at("runs/0007.json"), at("runs/7.json")).unwrap();
+    let (code, _, stderr) = report(first.path(), &[]);
+    assert!(
+        code == 2 && stderr.contains("another file has run 7"),
+        "{stderr}"
+    );
+    fs::remove_file(at("experiment.json")).unwrap();
+    let (code, _, stderr) = report(first.path(), &[]);
+    assert!(
+        code == 2
+            && stderr.contains("has no experiment.json")
+            && stderr.contains("pinfold scene run"),
+        "{stderr}"
+    );
 }
 
 #[test]

@@ -69,10 +69,9 @@ pub fn page(outcome: &Outcome) -> String {
     }
     let _ = write!(
         html,
-        "</main>\n<footer>Made by Pinfold. {} means that nobody measured it. The numbers of this page are also in it as JSON, in \
+        "</main>\n<footer>Made by Pinfold. – means that nobody measured it. The numbers of this page are also in it as JSON, in \
          the element with the id <code>outcome</code>.</footer>\n<script type=\"application/json\" id=\"outcome\">{}</script>\n\
          </body></html>\n",
-        "–",
         html::json(outcome)
     );
     html

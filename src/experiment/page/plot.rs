@@ -71,8 +71,8 @@ pub(super) fn plot(
     for value in &scale.marks {
         let at = scale.at(*value);
         let anchor = match at {
-            at if at > 92.0 => "end",
-            at if at < 6.0 => "start",
+            at if at > 96.0 => "end",
+            at if at < 4.0 => "start",
             _ => "middle",
         };
         let _ = write!(

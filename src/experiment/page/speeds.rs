@@ -130,7 +130,7 @@ fn drawing(curves: &[SpeedupCurve]) -> String {
     }
     for value in across.marks.iter().skip(1) {
         let at = across.at(*value);
-        let anchor = if at > 92.0 { "end" } else { "middle" };
+        let anchor = if at > 96.0 { "end" } else { "middle" };
         let _ = write!(
             svg,
             "<text x=\"{at:.2}%\" y=\"{:.1}\" text-anchor=\"{anchor}\">{}</text>",

@@ -62,6 +62,10 @@ fn given(role: &RoleOutcome) -> Option<f64> {
 }
 
 fn row(role: &RoleOutcome, scale: &Scale) -> PlotRow {
+    let way = match role.name.as_str() {
+        "" => String::new(),
+        name => format!("{name} · "),
+    };
     let given = given(role);
     let mut drawing = given.map_or_else(String::new, |cpus| bar(cpus, scale, "given", 26.0));
     if let Some(used) = &role.cpus_used {
@@ -82,9 +86,9 @@ fn row(role: &RoleOutcome, scale: &Scale) -> PlotRow {
     };
     PlotRow {
         name: format!(
-            "{} <small>{} · {}</small>",
+            "{}<small>{}{}</small>",
             text(&role.role),
-            text(&role.name),
+            text(&way),
             counted(role.tasks, "task")
         ),
         label: role.cpus_used.map_or_else(
@@ -106,7 +110,10 @@ fn figures(group: &[RoleOutcome]) -> String {
         .iter()
         .map(|role| {
             vec![
-                Cell::words(&format!("{}, {}", role.role, role.name)),
+                Cell::words(&match role.name.as_str() {
+                    "" => role.role.clone(),
+                    name => format!("{}, {name}", role.role),
+                }),
                 median(role.threads_waiting, units::figures),
                 median(role.throttled_share, units::percent),
                 median(role.switches_per_second, units::figures),

@@ -164,7 +164,7 @@ fn roles(run: &RunReport) -> Vec<RoleOutcome> {
         let switches = usage.switches_per_second();
         RoleOutcome {
             group: run.name.clone(),
-            name: role.role.clone(),
+            name: String::new(),
             way: None,
             role: role.role.clone(),
             tasks: role.tasks,

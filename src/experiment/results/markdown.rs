@@ -35,31 +35,31 @@ pub fn outcome_markdown(outcome: &Outcome) -> String {
             inline(&answer.title)
         );
     }
-    section(&mut text, "What stands out", findings(&outcome.findings));
-    section(&mut text, "Runs that don't count", lost(outcome));
+    section(&mut text, "What stands out", &findings(&outcome.findings));
+    section(&mut text, "Runs that don't count", &lost(outcome));
     let mut warnings = String::new();
     list(&mut warnings, outcome.warnings.iter().cloned());
-    section(&mut text, "Warnings", warnings);
+    section(&mut text, "Warnings", &warnings);
     let title = format!("{} of each condition", capital(&outcome.measure));
-    section(&mut text, &title, conditions(&outcome.conditions));
-    section(&mut text, "Scaling", scaling(&outcome.speedup));
+    section(&mut text, &title, &conditions(&outcome.conditions));
+    section(&mut text, "Scaling", &scaling(&outcome.speedup));
     section(
         &mut text,
         "Further comparisons, without verdicts",
-        others(&outcome.others),
+        &others(&outcome.others),
     );
-    section(&mut text, "Use by role", roles(&outcome.roles));
-    section(&mut text, "Pinned and sized", evidence(&outcome.evidence));
+    section(&mut text, "Use by role", &roles(&outcome.roles));
+    section(&mut text, "Pinned and sized", &evidence(&outcome.evidence));
     section(
         &mut text,
         "Traffic between parameter servers and the other tasks",
-        outcome.traffic.iter().map(matrix).collect(),
+        &outcome.traffic.iter().map(matrix).collect::<String>(),
     );
     let facts = outcome.subject.iter();
     let facts = facts.map(|fact| format!("{}: {}", fact.name, fact.value));
     let mut subject = String::new();
     list(&mut subject, facts);
-    section(&mut text, "What ran on what", subject);
+    section(&mut text, "What ran on what", &subject);
     let _ = writeln!(
         text,
         "\nAn interval is computed so that {} of such intervals contain the true value. With fewer than {FEWEST_BLOCKS} repeats there \
@@ -70,7 +70,7 @@ pub fn outcome_markdown(outcome: &Outcome) -> String {
 }
 
 /// A part with a heading; nothing without a body.
-fn section(text: &mut String, title: &str, body: String) {
+fn section(text: &mut String, title: &str, body: &str) {
     if !body.is_empty() {
         let _ = write!(text, "\n## {title}\n\n{}", body.trim_start_matches('\n'));
     }

@@ -124,11 +124,11 @@ fn lost(results: &Results, names: &Names) -> Vec<LostRun> {
 fn summary(experiment: &Experiment, results: &Results) -> String {
     let planned = experiment.order.iter().filter(|run| run.block.is_some());
     format!(
-        "{} ran in {} on {}, {} of each: {} of {} planned runs count.",
+        "{} ran in {}, with {} of each, on {}: {} of {} planned runs count.",
         experiment.job.name,
         counted(experiment.design.conditions().count(), "condition"),
-        cluster_words(experiment),
         counted(experiment.design.repeats(), "repeat"),
+        cluster_words(experiment),
         results.counting().count(),
         planned.count()
     )

@@ -43,10 +43,7 @@ fn role_outcome(
     runs: &[&RunRecord],
     names: &Names,
 ) -> RoleOutcome {
-    let of_role = |run: &&'_ RunRecord| -> Vec<f64> {
-        let used = |task: Task| task.per_second(task.record.usage.cpu_seconds);
-        tasks_of(run, role).filter_map(used).collect()
-    };
+    let used = |task: Task| task.per_second(task.record.usage.cpu_seconds);
     let over_runs = |value: &dyn Fn(&RunRecord) -> Option<f64>| {
         let values: Vec<f64> = runs.iter().filter_map(|run| value(run)).collect();
         Summary::of(&values)
@@ -62,7 +59,7 @@ fn role_outcome(
             .max()
             .unwrap_or_default(),
         cpus: experiment.job.cpus.get(role).cloned(),
-        cpus_used: over_runs(&|run| mean(of_role(&run).into_iter())),
+        cpus_used: over_runs(&|run| mean(tasks_of(run, role).filter_map(used))),
         throttled_share: over_runs(&|run| throttled(run, role)),
         switches_per_second: over_runs(&|run| {
             mean(tasks_of(run, role).filter_map(|task| task.per_second(task.switches())))
