@@ -38,8 +38,13 @@ fn known_effects_are_named_and_nothing_else() {
             .sentence
             .starts_with("With exclusive CPUs, the job is 2")
             && exclusive.sentence.contains("% faster")
-            && exclusive.certainty.contains("Sure to 95 %: between +")
-            && exclusive.certainty.contains("or more is found in 8 of 10"),
+            && exclusive.certainty.contains("lies between +")
+            && exclusive
+                .certainty
+                .contains("with 95 % confidence (6 repeats)")
+            && exclusive
+                .certainty
+                .contains("or more is found in 8 of 10 experiments"),
         "{exclusive:?}"
     );
     let scene = answer(&outcome, "Scene 2 against scene 1");

@@ -178,6 +178,13 @@ fn options_about_a_prometheus_are_refused_beside_a_folder() {
             "{stderr}"
         );
     }
+    let (code, _, stderr) = report(folder.path(), &["--prometheus", "http://127.0.0.1:9"]);
+    assert!(code == 2 && stderr.contains("or --prometheus"), "{stderr}");
+    let (code, _, stderr) = report(Path::new("--job=x"), &[]);
+    assert!(
+        code == 2 && stderr.contains("add the folder of an experiment's results, or --prometheus"),
+        "{stderr}"
+    );
     let (code, _, stderr) = report(Path::new("/nonexistent"), &[]);
     assert!(code == 2 && stderr.contains("is not a folder"), "{stderr}");
 }

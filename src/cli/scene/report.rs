@@ -22,6 +22,9 @@ use crate::experiment::report::{
 use crate::experiment::results::outcome_markdown;
 use crate::promql::{Prometheus, PrometheusAccess, RequestedRun, discover, gather};
 
+/// The variable with the URL of a Prometheus.
+const PROMETHEUS: &str = "PINFOLD_PROMETHEUS";
+
 /// The default time range of a report.
 const LAST: &str = "1h";
 
@@ -52,12 +55,11 @@ pub(super) struct ReportArgs {
     /// Folder with the results of `pinfold scene run`. The options about a Prometheus then have no meaning.
     #[arg(
         value_name = "FOLDER",
-        required_unless_present = "prometheus",
         conflicts_with_all = ["token_file", "user_file", "ca_file", "ReportScope", "run", "base", "step_metric"]
     )]
     folder: Option<PathBuf>,
     /// URL of the Prometheus server: http:// or https://, with the path before /api/v1, if any.
-    #[arg(long, value_name = "URL", env = "PINFOLD_PROMETHEUS")]
+    #[arg(long, value_name = "URL", env = PROMETHEUS)]
     prometheus: Option<String>,
     /// File with a bearer token.
     #[arg(long, value_name = "FILE")]
@@ -144,10 +146,16 @@ impl ReportArgs {
                 existing.unwrap_or(out).display()
             );
         }
-        match &self.folder {
-            Some(folder) => self.of_folder(folder),
-            None => self.of_prometheus(),
-        }
+        let Some(folder) = &self.folder else {
+            return self.of_prometheus();
+        };
+        // The variable may be set for other calls, but nobody writes both on purpose.
+        ensure!(
+            self.prometheus.is_none() || std::env::var_os(PROMETHEUS).is_some(),
+            "a report is about the experiment in a folder or about a Prometheus: remove {} or --prometheus",
+            folder.display()
+        );
+        self.of_folder(folder)
     }
 
     /// Reports the experiment in a folder.
@@ -179,6 +187,10 @@ impl ReportArgs {
 
     /// Reports what a Prometheus knows.
     fn of_prometheus(&self) -> anyhow::Result<ExitCode> {
+        ensure!(
+            self.prometheus.is_some(),
+            "nothing is named to report about: add the folder of an experiment's results, or --prometheus URL"
+        );
         let now = Timestamp::now();
         let requested_runs = self.requested_runs(now)?;
         let runtime = super::super::run::runtime()?;
@@ -402,7 +414,9 @@ impl ReportScope {
 }
 
 fn as_json(report: &impl serde::Serialize) -> anyhow::Result<String> {
-    serde_json::to_string_pretty(report).context("can't write the report as JSON")
+    let cannot = "can't write the report as JSON";
+    let value = serde_json::to_value(report).context(cannot)?;
+    serde_json::to_string_pretty(&value).context(cannot)
 }
 
 /// Writes a report's files, whose texts are all ready. Each file is replaced atomically, and none if one of them can't be written.

@@ -22,7 +22,7 @@ pub(super) fn read(folder: &Path) -> anyhow::Result<(Outcome, usize)> {
         "{shown} has no {EXPERIMENT_FILE}, so it holds no experiment: name the folder that pinfold scene run --out made"
     );
     let experiment = text(&experiment)?;
-    let mut runs = Vec::new();
+    let mut names = Vec::new();
     let path = folder.join(RUNS_FOLDER);
     if path.exists() {
         let cannot = || format!("can't read the folder {}", path.display());
@@ -31,11 +31,16 @@ pub(super) fn read(folder: &Path) -> anyhow::Result<(Outcome, usize)> {
             let name = entry.file_name().to_string_lossy().into_owned();
             // A name with a point before it is a file that is being written.
             if name.ends_with(".json") && !name.starts_with('.') {
-                runs.push((name, text(&entry.path())?));
+                names.push(name);
             }
         }
     }
-    runs.sort();
+    names.sort();
+    let runs = names.into_iter().map(|name| {
+        let text = text(&path.join(&name))?;
+        Ok((name, text))
+    });
+    let runs = runs.collect::<anyhow::Result<Vec<(String, String)>>>()?;
     let results = Results::read(&experiment, runs).with_context(|| format!("{shown}"))?;
     let outcome = analyze(&results).with_context(|| format!("{shown}"))?;
     Ok((outcome, results.counting().count()))

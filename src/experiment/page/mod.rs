@@ -49,6 +49,8 @@ pub fn page(outcome: &Outcome) -> String {
     html.push_str("</header>\n");
     let mut sections = sections(outcome);
     sections.retain(|section| !section.body.is_empty());
+    // Text, numbers and lists always have a JSON; a value that hasn't is shown as missing.
+    let json = serde_json::to_value(outcome).unwrap_or_default();
     html.push_str("<nav aria-label=\"Parts of this page\">");
     for Section { id, title, .. } in &sections {
         let _ = write!(html, "<a href=\"#{id}\">{}</a> ", text(title));
@@ -72,7 +74,7 @@ pub fn page(outcome: &Outcome) -> String {
         "</main>\n<footer>Made by Pinfold. – means that nobody measured it. The numbers of this page are also in it as JSON, in \
          the element with the id <code>outcome</code>.</footer>\n<script type=\"application/json\" id=\"outcome\">{}</script>\n\
          </body></html>\n",
-        html::json(outcome)
+        html::json(&json)
     );
     html
 }

@@ -127,8 +127,11 @@ fn speedup(report: &ExperimentReport) -> Vec<SpeedupCurve> {
             speedup: single(one.speedup),
             efficiency: Some(one.efficiency),
         });
-        let mut points: Vec<CurvePoint> = std::iter::once(first).chain(others).collect();
-        points.sort_by(|one, other| one.workers.total_cmp(&other.workers));
+        let mut points = vec![first];
+        for point in others {
+            let at = points.partition_point(|other| other.workers <= point.workers);
+            points.insert(at, point);
+        }
         Some(SpeedupCurve {
             group: String::new(),
             name: format!("compared with {base}"),

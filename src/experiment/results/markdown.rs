@@ -80,13 +80,15 @@ fn findings(findings: &[Finding]) -> String {
     let mut text = String::new();
     for finding in findings {
         let _ = writeln!(text, "\n- **{}.**", inline(&finding.sentence));
+        let seen = finding.frequency();
+        if !seen.is_empty() {
+            let _ = writeln!(text, "  {}", inline(&seen));
+        }
         let mut line = |name: &str, value: &str| {
             if !value.is_empty() {
                 let _ = writeln!(text, "  {name}: {}.", inline(value));
             }
         };
-        let seen = finding.frequency();
-        line("How often", seen.trim_end_matches('.'));
         let figures = finding.figures.iter();
         let figures: Vec<String> = figures
             .map(|figure| format!("{} {}", figure.name, figure.words))

@@ -1,7 +1,5 @@
 //! [`Results`]: the files of a results folder as values. The caller reads the files.
 
-use std::collections::{BTreeMap, BTreeSet};
-
 use serde::Deserialize;
 use serde::de::DeserializeOwned;
 
@@ -21,8 +19,8 @@ const MOST_REPEATS: usize = 10_000;
 #[derive(Debug, Clone, PartialEq)]
 pub struct Results {
     pub experiment: Experiment,
-    /// The runs that have ended, by their number.
-    pub runs: BTreeMap<u32, RunRecord>,
+    /// The runs that have ended, in the order of their numbers.
+    pub runs: Vec<RunRecord>,
 }
 
 /// Why a file of a results folder can't be used.
@@ -70,17 +68,12 @@ impl Results {
     ) -> Result<Self, ReadError> {
         let experiment: Experiment = parse(EXPERIMENT_FILE, experiment)?;
         check(&experiment).map_err(|message| mistake(EXPERIMENT_FILE, message))?;
-        let planned: BTreeMap<u32, PlannedRun> = experiment
-            .order
-            .iter()
-            .map(|run| (run.number, *run))
-            .collect();
-        let mut read = BTreeMap::new();
+        let mut read: Vec<RunRecord> = Vec::new();
         for (name, text) in runs {
             let file = format!("{RUNS_FOLDER}/{name}");
             let run: RunRecord = parse(&file, &text)?;
             let number = run.planned.number;
-            if planned.get(&number) != Some(&run.planned) {
+            if !experiment.order.contains(&run.planned) {
                 let message = format!(
                     "{EXPERIMENT_FILE} has no such run {number}: the file belongs to another experiment, so remove it"
                 );
@@ -89,11 +82,14 @@ impl Results {
             if run.steps_per_second.is_some_and(|value| value < 0.0) {
                 return Err(mistake(&file, "stepsPerSecond is below 0".to_owned()));
             }
-            if read.insert(number, run).is_some() {
-                let message = format!(
-                    "another file has run {number}, too: remove the one that doesn't count"
-                );
-                return Err(mistake(&file, message));
+            match read.binary_search_by_key(&number, |run| run.planned.number) {
+                Ok(_) => {
+                    let message = format!(
+                        "another file has run {number}, too: remove the one that doesn't count"
+                    );
+                    return Err(mistake(&file, message));
+                }
+                Err(at) => read.insert(at, run),
             }
         }
         Ok(Self {
@@ -107,12 +103,18 @@ impl Results {
         self.experiment
             .order
             .iter()
-            .filter(|run| run.block.is_some() && !self.runs.contains_key(&run.number))
+            .filter(|planned| planned.block.is_some() && !self.has(planned.number))
+    }
+
+    fn has(&self, number: u32) -> bool {
+        self.runs
+            .binary_search_by_key(&number, |run| run.planned.number)
+            .is_ok()
     }
 
     /// The runs that count.
     pub fn counting(&self) -> impl Iterator<Item = &RunRecord> {
-        self.runs.values().filter(|run| run.counts())
+        self.runs.iter().filter(|run| run.counts())
     }
 }
 
@@ -138,9 +140,13 @@ fn check(experiment: &Experiment) -> Result<(), String> {
             condition.scene, condition.case
         ));
     }
-    let mut numbers = BTreeSet::new();
-    match order.iter().find(|run| !numbers.insert(run.number)) {
-        Some(run) => Err(format!("the order has run {} twice", run.number)),
+    let mut numbers: Vec<u32> = order.iter().map(|run| run.number).collect();
+    numbers.sort_unstable();
+    match numbers.windows(2).find(|two| two.first() == two.last()) {
+        Some(two) => Err(format!(
+            "the order has run {} twice",
+            two.first().unwrap_or(&0)
+        )),
         None => Ok(()),
     }
 }

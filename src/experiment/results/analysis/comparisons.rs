@@ -143,10 +143,10 @@ impl Comparisons<'_> {
             }
             Some(one) => match one.confidence {
                 Some(confidence) => format!(
-                    "Sure to {}: between {} and {}, from {}.",
-                    percent(confidence),
+                    "The true difference lies between {} and {} with {} confidence ({}).",
                     units::change(one.low),
                     units::change(one.high),
+                    percent(confidence),
                     counted(used, "repeat")
                 ),
                 None => format!(
@@ -158,7 +158,7 @@ impl Comparisons<'_> {
         };
         if let Some(smallest) = contrast.smallest_effect {
             text += &format!(
-                " With as much noise as here, a true difference of {} or more is found in 8 of 10 such experiments.",
+                " One of {} or more is found in 8 of 10 experiments with as much noise.",
                 smallest_words(smallest)
             );
         }
@@ -208,13 +208,12 @@ impl Comparisons<'_> {
         &self,
         workers: impl Fn(usize) -> Vec<f64>,
     ) -> Result<Vec<SpeedupCurve>, RunError> {
-        let mut keys: Vec<(usize, Way)> = self
-            .design
-            .conditions()
-            .map(|one| (one.scene, one.way))
-            .collect();
-        keys.sort_unstable();
-        keys.dedup();
+        let mut keys: Vec<(usize, Way)> = Vec::new();
+        for Condition { scene, way, .. } in self.design.conditions() {
+            if !keys.contains(&(scene, way)) {
+                keys.push((scene, way));
+            }
+        }
         let mut curves = Vec::new();
         for (scene, way) in keys {
             let part = Part {

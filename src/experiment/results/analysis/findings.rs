@@ -1,7 +1,5 @@
 //! [`findings`]: what stands out in the runs, each thing once, with how often it was seen.
 
-use std::collections::{BTreeMap, BTreeSet};
-
 use super::names::Names;
 use super::signs::{FigureName, IDLE, INTERFERENCE, SLOW_CPU, SLOW_STEPS, Sign, signs};
 use super::usage::RunsByCondition;
@@ -20,25 +18,35 @@ type SignOfRun<'a> = (Condition, &'a RunRecord, Sign);
 
 /// The findings, the most frequent of each kind first.
 pub(super) fn findings(runs: &RunsByCondition<'_>, names: &Names) -> Vec<Finding> {
-    let mut by_subject: BTreeMap<(FindingKind, String), Vec<SignOfRun>> = BTreeMap::new();
-    for (&condition, of_condition) in runs {
+    let mut by_subject: Vec<Vec<SignOfRun>> = Vec::new();
+    let mut all: Vec<SignOfRun> = Vec::new();
+    for (condition, of_condition) in runs {
         for &run in of_condition {
-            for sign in signs(run, condition.way.exclusive) {
-                by_subject
-                    .entry((sign.kind, sign.subject.clone()))
-                    .or_default()
-                    .push((condition, run, sign));
-            }
+            let signs = signs(run, condition.way.exclusive);
+            all.extend(signs.into_iter().map(|sign| (*condition, run, sign)));
         }
     }
-    let mut findings: Vec<Finding> = by_subject
-        .into_iter()
-        .map(|((kind, subject), signs)| finding(kind, subject, &signs, runs, names))
-        .collect();
-    findings.sort_by_key(|one| {
+    for one in all {
+        let is_same = |known: &&mut Vec<SignOfRun>| {
+            known.first().is_some_and(|other| other.2.is_same(&one.2))
+        };
+        match by_subject.iter_mut().find(is_same) {
+            Some(known) => known.push(one),
+            None => by_subject.push(vec![one]),
+        }
+    }
+    let order = |one: &Finding| {
         let seen: usize = one.seen.iter().map(|seen| seen.seen).sum();
         (one.kind, std::cmp::Reverse(seen))
-    });
+    };
+    let mut findings: Vec<Finding> = Vec::new();
+    for signs in &by_subject {
+        if let Some((.., first)) = signs.first() {
+            let finding = finding(first.kind, first.subject.clone(), signs, runs, names);
+            let at = findings.partition_point(|other| order(other) <= order(&finding));
+            findings.insert(at, finding);
+        }
+    }
     findings
 }
 
@@ -49,33 +57,43 @@ fn finding(
     runs: &RunsByCondition<'_>,
     names: &Names,
 ) -> Finding {
-    let mut values: BTreeMap<FigureName, Vec<f64>> = BTreeMap::new();
+    let mut values: Vec<(FigureName, Vec<f64>)> = Vec::new();
     for (name, value) in signs.iter().flat_map(|(.., sign)| &sign.figures) {
-        values.entry(*name).or_default().push(*value);
+        match values.iter_mut().find(|(other, _)| other == name) {
+            Some((_, values)) => values.push(*value),
+            None => values.push((*name, vec![*value])),
+        }
     }
-    let summaries: BTreeMap<FigureName, Summary> = values
+    let summaries: Vec<(FigureName, Summary)> = values
         .iter()
         .filter_map(|(name, values)| Some((*name, Summary::of(values)?)))
         .collect();
     let blocks = |runs: &mut dyn Iterator<Item = &RunRecord>| {
-        let blocks: BTreeSet<usize> = runs.filter_map(|run| run.planned.block).collect();
+        let mut blocks: Vec<usize> = runs.filter_map(|run| run.planned.block).collect();
+        blocks.sort_unstable();
+        blocks.dedup();
         blocks.len()
     };
     // A condition in which nothing was seen is named, too, if it has runs of the same scene and case: the comparison tells the cause.
-    let cases: BTreeSet<(usize, usize)> = signs
-        .iter()
-        .map(|(condition, ..)| (condition.scene, condition.case))
-        .collect();
+    let is_near = |one: &Condition| {
+        let mut signs = signs.iter();
+        signs.any(|(other, ..)| (one.scene, one.case) == (other.scene, other.case))
+    };
     let seen = runs
         .iter()
-        .filter(|(condition, _)| cases.contains(&(condition.scene, condition.case)))
+        .filter(|(condition, runs)| !runs.is_empty() && is_near(condition))
         .map(|(condition, of_condition)| Seen {
             group: names.group(*condition),
             way: condition.way.name().to_owned(),
             seen: signs.iter().filter(|(of, ..)| of == condition).count(),
             runs: of_condition.len(),
         });
-    let median = |name| summaries.get(&name).map(|summary| summary.median);
+    let median = |name| {
+        let mut known = summaries.iter();
+        known
+            .find(|(other, _)| *other == name)
+            .map(|(_, summary)| summary.median)
+    };
     Finding {
         sentence: sentence(kind, &subject, &median),
         rule: rule(kind, &median),
@@ -89,7 +107,7 @@ fn finding(
             .flat_map(|(.., sign)| sign.nodes.iter().cloned())
             .collect(),
         repeats_seen: blocks(&mut signs.iter().map(|(_, run, _)| *run)),
-        repeats: blocks(&mut runs.values().flatten().copied()),
+        repeats: blocks(&mut runs.iter().flat_map(|(_, runs)| runs.iter().copied())),
         seen: seen.collect(),
         kind,
         subject,

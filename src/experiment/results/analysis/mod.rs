@@ -19,6 +19,7 @@ use super::outcome::{Fact, LostRun, Outcome};
 use super::read::Results;
 use crate::experiment::statistics::{Condition, Run, RunError};
 use crate::text::counted;
+use usage::RunsByCondition;
 
 /// What an experiment found. Runs that failed or are missing are named and enter no average.
 ///
@@ -28,28 +29,24 @@ pub fn analyze(results: &Results) -> Result<Outcome, RunError> {
     let Results { experiment, .. } = results;
     let names = Names::of(experiment);
     let runs: Vec<Run> = results.counting().filter_map(value).collect();
-    let mut by_condition: BTreeMap<Condition, Vec<&RunRecord>> = BTreeMap::new();
-    for run in results.counting() {
-        by_condition
-            .entry(run.planned.condition)
-            .or_default()
-            .push(run);
-    }
+    let by_condition: RunsByCondition = experiment
+        .design
+        .conditions()
+        .map(|condition| {
+            let runs = results.counting();
+            let runs = runs.filter(|run| run.planned.condition == condition);
+            (condition, runs.collect())
+        })
+        .collect();
     let comparisons = Comparisons {
         design: &experiment.design,
         runs: &runs,
         names: &names,
     };
-    let numbers: BTreeMap<(Option<usize>, Condition), u32> = experiment
-        .order
-        .iter()
-        .map(|run| ((run.block, run.condition), run.number))
-        .collect();
-    let number = |block, condition| {
-        numbers
-            .get(&(Some(block), condition))
-            .copied()
-            .unwrap_or_default()
+    let number = |block: usize, condition: Condition| {
+        let mut order = experiment.order.iter();
+        let planned = order.find(|run| run.block == Some(block) && run.condition == condition);
+        planned.map_or(0, |run| run.number)
     };
     let workers = |scene: usize| -> Vec<f64> {
         let scene = experiment.scenes.get(scene);
@@ -101,7 +98,7 @@ fn lost(results: &Results, names: &Names) -> Vec<LostRun> {
             reason,
         })
     };
-    let failed = results.runs.values().filter(|run| !run.counts());
+    let failed = results.runs.iter().filter(|run| !run.counts());
     let failed = failed.filter_map(|run| {
         let reason = match &run.failure {
             Some(reason) => format!("failed: {reason}"),
@@ -115,8 +112,11 @@ fn lost(results: &Results, names: &Names) -> Vec<LostRun> {
             "missing: it hasn't ended, or its file is gone".to_owned(),
         )
     });
-    let mut all: Vec<LostRun> = failed.chain(missing).collect();
-    all.sort_by_key(|run| run.number);
+    let mut all: Vec<LostRun> = failed.collect();
+    for run in missing {
+        let at = all.partition_point(|other| other.number < run.number);
+        all.insert(at, run);
+    }
     all
 }
 

@@ -55,6 +55,15 @@ pub(super) enum FigureName {
     StepSpread,
 }
 
+// === impl Sign ===
+
+impl Sign {
+    /// Whether both are about the same thing.
+    pub(super) fn is_same(&self, other: &Self) -> bool {
+        self.kind == other.kind && self.subject == other.subject
+    }
+}
+
 /// The signs of a run that should have exclusive CPUs, or not.
 pub(super) fn signs(run: &RunRecord, exclusive: bool) -> Vec<Sign> {
     let mut signs: Vec<Sign> = shared_steps(run).into_iter().collect();

@@ -9,7 +9,7 @@ pub(super) const PS: &str = "ps";
 pub(super) const TRAINING: [&str; 3] = ["worker", "chief", "master"];
 
 /// The order of the roles; others follow.
-const ORDER: [&str; 5] = [PS, "chief", "master", "worker", "evaluator"];
+pub(super) const ORDER: [&str; 5] = [PS, "chief", "master", "worker", "evaluator"];
 
 /// A task of a run, with what is computed from its record. A negative value in a record counts as unknown.
 #[derive(Debug, Clone, Copy)]

@@ -1,9 +1,9 @@
 //! What the roles used in each condition, the traffic of each case, and the evidence that tasks were pinned and sized.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 
 use super::names::Names;
-use super::tasks::{Task, known, mean, share};
+use super::tasks::{ORDER, Task, known, mean, share};
 use crate::experiment::results::model::{CaseFacts, Experiment, RunRecord};
 use crate::experiment::results::outcome::{Evidence, RoleOutcome, TrafficMatrix};
 use crate::experiment::statistics::{Condition, Summary};
@@ -12,7 +12,7 @@ use crate::experiment::statistics::{Condition, Summary};
 const LISTED: usize = 3;
 
 /// The counting runs of each condition.
-pub(super) type RunsByCondition<'a> = BTreeMap<Condition, Vec<&'a RunRecord>>;
+pub(super) type RunsByCondition<'a> = Vec<(Condition, Vec<&'a RunRecord>)>;
 
 /// What each role used in each condition.
 pub(super) fn roles(
@@ -21,16 +21,17 @@ pub(super) fn roles(
     names: &Names,
 ) -> Vec<RoleOutcome> {
     let mut outcomes = Vec::new();
-    for (&condition, runs) in runs {
-        let mut roles: Vec<(usize, &str)> = runs
-            .iter()
-            .flat_map(|run| Task::all(run))
-            .map(|task| (task.order().0, task.order().1))
-            .collect();
-        roles.sort_unstable();
-        roles.dedup();
-        for (_, role) in roles {
-            outcomes.push(role_outcome(experiment, condition, role, runs, names));
+    for (condition, runs) in runs {
+        let mut roles: Vec<&str> = ORDER.to_vec();
+        let all = runs.iter().flat_map(|run| &run.tasks);
+        for task in all {
+            if !roles.contains(&task.role.as_str()) {
+                roles.push(&task.role);
+            }
+        }
+        for role in roles {
+            let outcome = role_outcome(experiment, *condition, role, runs, names);
+            outcomes.extend((outcome.tasks > 0).then_some(outcome));
         }
     }
     outcomes
@@ -87,95 +88,106 @@ pub(super) fn tasks_of<'a>(run: &'a RunRecord, role: &str) -> impl Iterator<Item
 
 /// The traffic between servers and other tasks, for each scene and case over all ways.
 pub(super) fn traffic(runs: &RunsByCondition<'_>, names: &Names) -> Vec<TrafficMatrix> {
-    let mut by_case: BTreeMap<(usize, usize), Vec<&RunRecord>> = BTreeMap::new();
-    let mut groups = BTreeMap::new();
+    let mut by_case: Vec<(Condition, Vec<&RunRecord>)> = Vec::new();
     for (condition, runs) in runs {
-        let key = (condition.scene, condition.case);
-        by_case.entry(key).or_default().extend(runs);
-        groups.insert(key, names.group(*condition));
+        let same = |(other, _): &&mut (Condition, _)| {
+            (other.scene, other.case) == (condition.scene, condition.case)
+        };
+        match by_case.iter_mut().find(same) {
+            Some((_, known)) => known.extend(runs),
+            None => by_case.push((*condition, runs.clone())),
+        }
     }
     by_case
         .iter()
-        .filter_map(|(key, runs)| matrix(groups.remove(key).unwrap_or_default(), runs))
+        .filter_map(|(condition, runs)| matrix(names.group(*condition), runs))
         .collect()
 }
 
 /// The matrix of the runs; `None` if no run knows of traffic between two tasks.
 fn matrix(group: String, runs: &[&RunRecord]) -> Option<TrafficMatrix> {
-    let mut sums: BTreeMap<(Place, Place), f64> = BTreeMap::new();
-    let (mut servers, mut peers, mut knowing) = (BTreeSet::new(), BTreeSet::new(), 0_u32);
+    let mut matrix = TrafficMatrix {
+        group,
+        servers: places(runs, true),
+        peers: places(runs, false),
+        bytes_per_second: Vec::new(),
+        runs: 0,
+    };
+    matrix.bytes_per_second = vec![vec![None; matrix.servers.len()]; matrix.peers.len()];
     for run in runs {
-        let places: BTreeMap<&str, Task> = Task::all(run)
-            .map(|task| (task.record.pod.as_str(), task))
-            .collect();
-        let mut knows = false;
-        for sender in places.values() {
-            for (pod, bytes) in &sender.record.usage.sent_to {
-                let Some(receiver) = places.get(pod.as_str()) else {
-                    continue;
-                };
-                let (server, peer) = match (sender.is_server(), receiver.is_server()) {
-                    (true, false) => (sender, receiver),
-                    (false, true) => (receiver, sender),
-                    _ => continue,
-                };
-                if let Some(rate) = sender.per_second(Some(*bytes)) {
-                    knows = true;
-                    let pair = (Place::of(*peer), Place::of(*server));
-                    *sums.entry(pair).or_default() += rate;
-                }
+        let knows = add(&mut matrix, run);
+        matrix.runs += usize::from(knows);
+    }
+    let runs = matrix.runs as f64;
+    for cell in matrix.bytes_per_second.iter_mut().flatten() {
+        *cell = cell.map(|sum| sum / runs);
+    }
+    (matrix.runs > 0).then_some(matrix)
+}
+
+/// Adds the traffic of a run; false if it knows of none.
+fn add(matrix: &mut TrafficMatrix, run: &RunRecord) -> bool {
+    let (mut knows, tasks) = (false, Task::all(run).collect::<Vec<_>>());
+    // Where a task's row or column is.
+    let place = |task: &Task| {
+        let names = if task.is_server() {
+            &matrix.servers
+        } else {
+            &matrix.peers
+        };
+        let name = task.name();
+        names.iter().position(|other| *other == name)
+    };
+    let places: Vec<Option<usize>> = tasks.iter().map(place).collect();
+    let pods: BTreeMap<&str, usize> = (0..)
+        .zip(&tasks)
+        .map(|(at, task)| (task.record.pod.as_str(), at))
+        .collect();
+    for (sender, from) in tasks.iter().zip(&places) {
+        for (pod, bytes) in &sender.record.usage.sent_to {
+            let Some(&at) = pods.get(pod.as_str()) else {
+                continue;
+            };
+            let (Some(receiver), Some(&to)) = (tasks.get(at), places.get(at)) else {
+                continue;
+            };
+            let (row, column) = match (sender.is_server(), receiver.is_server()) {
+                (true, false) => (to, *from),
+                (false, true) => (*from, to),
+                _ => continue,
+            };
+            let (Some(row), Some(column)) = (row, column) else {
+                continue;
+            };
+            let cell = matrix.bytes_per_second.get_mut(row);
+            let cell = cell.and_then(|row| row.get_mut(column));
+            if let (Some(cell), Some(rate)) = (cell, sender.per_second(Some(*bytes))) {
+                knows = true;
+                *cell = Some(cell.unwrap_or_default() + rate);
             }
         }
-        if knows {
-            knowing += 1;
-            let (of_run, others): (Vec<Task>, Vec<Task>) =
-                places.values().partition(|task| task.is_server());
-            servers.extend(of_run.into_iter().map(Place::of));
-            peers.extend(others.into_iter().map(Place::of));
-        }
     }
-    let cell = |peer: &Place, server: &Place| {
-        let sum = sums.get(&(peer.clone(), server.clone()))?;
-        Some(sum / f64::from(knowing))
-    };
-    (knowing > 0).then(|| TrafficMatrix {
-        group,
-        bytes_per_second: peers
-            .iter()
-            .map(|peer| servers.iter().map(|server| cell(peer, server)).collect())
-            .collect(),
-        servers: servers.into_iter().map(|place| place.name).collect(),
-        peers: peers.into_iter().map(|place| place.name).collect(),
-        runs: knowing as usize,
-    })
+    knows
 }
 
-/// A task's place in a matrix, in the order of tasks.
-#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
-struct Place {
-    rank: usize,
-    role: String,
-    index: u32,
-    name: String,
-}
-
-// === impl Place ===
-
-impl Place {
-    fn of(task: Task<'_>) -> Self {
-        let (rank, role, index) = task.order();
-        Self {
-            rank,
-            role: role.to_owned(),
-            index,
-            name: task.name(),
+/// The names of the tasks of all runs that are servers, or aren't, in the order of tasks.
+fn places(runs: &[&RunRecord], servers: bool) -> Vec<String> {
+    let mut places: Vec<Task> = Vec::new();
+    let tasks = runs.iter().flat_map(|run| Task::all(run));
+    for task in tasks.filter(|task| task.is_server() == servers) {
+        // The tasks of a run are in their order, mostly.
+        match places.binary_search_by_key(&task.order(), |known| known.order()) {
+            Ok(_) => {}
+            Err(at) => places.insert(at, task),
         }
     }
+    places.into_iter().map(Task::name).collect()
 }
 
 /// What shows that the tasks of each condition were pinned and sized, or weren't. Conditions of which nobody knows are left out.
 pub(super) fn evidence(runs: &RunsByCondition<'_>, names: &Names) -> Vec<Evidence> {
-    let of = |(&condition, runs): (&Condition, &Vec<&RunRecord>)| {
+    let of = |(condition, runs): &(Condition, Vec<&RunRecord>)| {
+        let condition = *condition;
         let tasks: Vec<Task> = runs.iter().flat_map(|run| Task::all(run)).collect();
         let pinned: Vec<bool> = tasks.iter().filter_map(|task| task.is_pinned()).collect();
         let summary = |value: &dyn Fn(&Task) -> Option<f64>| {
@@ -211,9 +223,7 @@ pub(super) fn evidence(runs: &RunsByCondition<'_>, names: &Names) -> Vec<Evidenc
 
 /// The first CPU lists of a run.
 fn cpu_lists(run: &RunRecord) -> Vec<String> {
-    let mut tasks: Vec<Task> = Task::all(run).collect();
-    tasks.sort_by_key(|task| task.order());
-    let lists = tasks.into_iter().filter_map(|task| {
+    let lists = Task::all(run).filter_map(|task| {
         let cpus = task.record.usage.cpus.as_ref()?;
         let node = task.record.node.as_deref().unwrap_or("?");
         Some(format!("{}: CPUs {cpus} of {node}", task.name()))

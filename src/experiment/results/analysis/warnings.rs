@@ -1,6 +1,6 @@
 //! What makes results doubtful, in sentences.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 
 use super::names::Names;
 use super::tasks::Task;
@@ -22,26 +22,7 @@ pub(super) fn caution(experiment: &Experiment) -> Option<String> {
 
 pub(super) fn warnings(results: &Results, names: &Names) -> Vec<String> {
     let Results { experiment, runs } = results;
-    let mut warnings = Vec::new();
-    let nodes = &experiment.cluster.nodes;
-    if let Some(names) = named(nodes, |node| node.enforcement.as_deref() == Some("observe")) {
-        warnings.push(format!(
-            "Pinfold only observes on {names}, so nothing was pinned there: pinfold doctor says why"
-        ));
-    }
-    for (what, pick) in [
-        ("kernels", kernel as fn(&NodeFacts) -> Option<&str>),
-        ("kinds of enforcement", |node| node.enforcement.as_deref()),
-    ] {
-        let different: BTreeSet<&str> = nodes.iter().filter_map(pick).collect();
-        if different.len() > 1 {
-            let different: Vec<&str> = different.into_iter().collect();
-            warnings.push(format!(
-                "The nodes have different {what}: {}",
-                different.join(", ")
-            ));
-        }
-    }
+    let mut warnings = about_nodes(&experiment.cluster.nodes);
     let counting: Vec<&RunRecord> = results.counting().collect();
     let without: Vec<u32> = numbers(counting.iter().filter(|run| run.evidence.is_none()));
     if !without.is_empty() {
@@ -70,7 +51,7 @@ pub(super) fn warnings(results: &Results, names: &Names) -> Vec<String> {
             run_list(&restarted)
         ));
     }
-    for run in runs.values().filter(|run| run.attempts > 1) {
+    for run in runs.iter().filter(|run| run.attempts > 1) {
         warnings.push(format!(
             "Run {} ({}) was tried {} times; before: {}",
             run.planned.number,
@@ -79,17 +60,43 @@ pub(super) fn warnings(results: &Results, names: &Names) -> Vec<String> {
             run.failures.join("; ")
         ));
     }
-    let mut of_runs: BTreeMap<&str, Vec<u32>> = BTreeMap::new();
+    let mut of_runs: Vec<(&str, Vec<u32>)> = Vec::new();
     for run in &counting {
         for warning in &run.warnings {
-            of_runs.entry(warning).or_default().push(run.planned.number);
+            let number = run.planned.number;
+            match of_runs.iter_mut().find(|(other, _)| other == warning) {
+                Some((_, runs)) => runs.push(number),
+                None => of_runs.push((warning, vec![number])),
+            }
         }
     }
-    warnings.extend(
-        of_runs
-            .into_iter()
-            .map(|(warning, runs)| format!("{}: {warning}", capital(&run_list(&runs)))),
-    );
+    for (warning, runs) in of_runs {
+        warnings.push(format!("{}: {warning}", capital(&run_list(&runs))));
+    }
+    warnings
+}
+
+/// What the nodes make doubtful.
+fn about_nodes(nodes: &[NodeFacts]) -> Vec<String> {
+    let mut warnings = Vec::new();
+    if let Some(names) = named(nodes, |node| node.enforcement.as_deref() == Some("observe")) {
+        warnings.push(format!(
+            "Pinfold only observes on {names}, so nothing was pinned there: pinfold doctor says why"
+        ));
+    }
+    for (what, pick) in [
+        ("kernels", kernel as fn(&NodeFacts) -> Option<&str>),
+        ("kinds of enforcement", |node| node.enforcement.as_deref()),
+    ] {
+        let different: BTreeSet<&str> = nodes.iter().filter_map(pick).collect();
+        if different.len() > 1 {
+            let different: Vec<&str> = different.into_iter().collect();
+            warnings.push(format!(
+                "The nodes have different {what}: {}",
+                different.join(", ")
+            ));
+        }
+    }
     warnings
 }
 
