@@ -43,7 +43,6 @@ fn report(folder: &Path, arguments: &[&str]) -> (i32, String, String) {
     let mut command = Command::new(assert_cmd::cargo::cargo_bin!("pinfold"));
     command
         .env_remove("PINFOLD_PROMETHEUS")
-        .env_remove("PINFOLD_PICTURES")
         .args(["scene", "report"]);
     ran::run(command.arg(folder).args(arguments))
 }

@@ -10,7 +10,7 @@ use super::browser::Page;
 use super::made::{self, Made};
 use super::{gate, outcome};
 
-/// Writes a page, and opens it. `PINFOLD_PICTURES` names a folder for pictures of it.
+/// Writes a page, and opens it. `PINFOLD_TEST_PICTURES` names a folder for pictures of it.
 async fn opened(outcome: &Outcome, file: &Path) -> Page {
     fs::write(file, page(outcome)).unwrap();
     Page::open(file).await
@@ -80,7 +80,7 @@ async fn the_page_is_readable_at_every_width_light_and_dark() {
         return;
     }
     let folder = tempfile::tempdir().unwrap();
-    let pictures = std::env::var_os("PINFOLD_PICTURES");
+    let pictures = std::env::var_os("PINFOLD_TEST_PICTURES");
     for (name, outcome) in outcomes() {
         let mut page = opened(&outcome, &folder.path().join(format!("{name}.html"))).await;
         if let Some(folder) = &pictures {
