@@ -7,6 +7,8 @@ pub mod document;
 pub mod duration;
 #[cfg(any(feature = "top", feature = "demo", feature = "bench"))]
 pub(crate) mod exposition;
+#[cfg(feature = "experiments")]
+pub(crate) mod markdown;
 mod nearest;
 pub(crate) mod parse_errors;
 #[cfg(any(feature = "bench", feature = "experiments"))]

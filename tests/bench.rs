@@ -156,6 +156,7 @@ fn the_figures_of_a_short_bench() {
     let folder = tempfile::tempdir().unwrap();
     let picture = folder.path().join("bench.svg");
     let svg = picture.to_str().unwrap();
+    let page = folder.path().join("bench.html");
     let report = report(&[
         "--rounds",
         "2",
@@ -165,6 +166,8 @@ fn the_figures_of_a_short_bench() {
         "8",
         "--svg",
         svg,
+        "--html",
+        page.to_str().unwrap(),
         "-o",
         "json",
     ]);
@@ -222,6 +225,11 @@ fn the_figures_of_a_short_bench() {
     assert!(
         svg.starts_with("<svg") && svg.matches("<circle").count() >= 16,
         "{svg}"
+    );
+    let page = fs::read_to_string(&page).unwrap();
+    assert!(
+        page.starts_with("<!doctype html>") && page.contains("Too few repeats"),
+        "{page}"
     );
     nothing_left(&links);
 }
@@ -542,6 +550,7 @@ fn senseless_arguments_are_refused_in_a_sentence() {
         ),
         (&["--dry-run", "--command", "x", "--ps", "1"], "--ps"),
         (&["--dry-run", "--svg", "x"], "--svg"),
+        (&["--dry-run", "--html", "x"], "--html"),
         (&["--dry-run", "--command", " "], "--command is empty"),
         (
             &["--dry-run", "--enforcement", "observe"],

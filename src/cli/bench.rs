@@ -29,7 +29,7 @@ use crate::text::values::whole;
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:
   pinfold bench --dry-run                         print the plan and the expected duration
-  pinfold bench --svg bench.svg                   run the built-in job, about four minutes
+  pinfold bench --html bench.html                 run the built-in job, about four minutes
   pinfold bench --full-node                       fill the node with equal containers, pin one
   pinfold bench --host-threads 80 --neighbor-pods 4
                                                   simulate an 80-CPU host, beside four busy pods
@@ -103,6 +103,9 @@ pub(super) struct BenchArgs {
     /// Also draw the figures, as SVG, into this file.
     #[arg(long, value_name = "FILE", conflicts_with = "dry_run")]
     svg: Option<PathBuf>,
+    /// Also write a page about the bench, verdicts first, into this file. It needs nothing beside it.
+    #[arg(long, value_name = "FILE", conflicts_with = "dry_run")]
+    html: Option<PathBuf>,
     /// Folder where the cgroup hierarchies are mounted.
     #[arg(long, value_name = "DIR", default_value = "/sys/fs/cgroup")]
     cgroup_dir: PathBuf,
@@ -168,6 +171,7 @@ impl BenchArgs {
         start_error_log()?;
         // A file that can't be written ends the command here, before minutes of measurement.
         let picture = self.svg.as_deref().map(Draft::new).transpose()?;
+        let page = self.html.as_deref().map(Draft::new).transpose()?;
         let bar = ProgressBar::new(plan.rounds.len() as u64 * 4);
         bar.set_style(ProgressStyle::with_template(
             "{bar:30} {pos} of {len} runs, {eta} left: {msg}",
@@ -200,6 +204,9 @@ impl BenchArgs {
         };
         if let Some(draft) = picture {
             draft.write(&picture::draw(&report))?;
+        }
+        if let Some(draft) = page {
+            draft.write(&bench::page(&report)?)?;
         }
         match self.output {
             OutputFormat::Text => super::emit(found(&report))?,

@@ -10,6 +10,7 @@ mod live;
 mod reclaim;
 mod render;
 mod report;
+mod results;
 #[cfg(feature = "lab")]
 mod run;
 mod simulate;
@@ -34,6 +35,7 @@ use crate::scene::definition;
   pinfold scene render plan.yaml --job job.yaml       print the objects of a training cluster
   pinfold scene run plan.yaml --job job.yaml          run the whole experiment, with every case and way
   pinfold scene reclaim --watch                       delete the parameter servers of ended jobs
+  pinfold scene report results                        say what an experiment found, from its folder
   pinfold scene report --prometheus URL               report the resource use of the jobs
   pinfold scene crd | kubectl apply -f -              install the definition of ScenePlan
 

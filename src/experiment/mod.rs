@@ -5,14 +5,16 @@
 //! 3. [`tasks`] says which task of a training job belongs to which slot. [`render()`] makes the job's objects from the tasks.
 //! 4. [`simulate()`] shows which node each task would get.
 //! 5. [`report`] describes the work of a training job in a case, from the series of a Prometheus.
-//! 6. [`results`] is what an experiment leaves in a folder.
+//! 6. [`results`] is what an experiment leaves in a folder, and what that says.
 //! 7. [`statistics`] says how sure a comparison of runs is. The bench uses it, too.
+//! 8. [`page()`] shows what an experiment or a bench found, as HTML.
 
 #![warn(clippy::too_many_lines, clippy::excessive_nesting)]
 
 mod amounts;
 mod check;
 mod import;
+mod page;
 mod render;
 pub mod report;
 pub mod results;
@@ -22,6 +24,7 @@ pub mod statistics;
 pub use amounts::AMOUNTS;
 pub use check::check;
 pub use import::{ImportError, Imported, import};
+pub use page::page;
 pub use render::{
     Faults, Folder, Gang, JobTask, Preset, ROLES, Reclaim, RenderRequest, Rendered, RoleTasks,
     RunTag, Slice, SuccessPolicy, TaskOf, TaskResources, TaskShare, TrainingJob, WorkloadFormat,

@@ -178,7 +178,8 @@ fn made_series_in_a_real_prometheus_have_known_answers() {
         }
         if at == 0 {
             near(&role("worker")["throttledShare"], 0.2);
-            assert_eq!(kinds(run), ["throttled"]);
+            // Each simulated worker makes the same number of steps, as with a global counter.
+            assert_eq!(kinds(run), ["throttled", "sharedSteps"]);
         } else {
             near(&role("worker")["throttledShare"], 0.0);
         }
@@ -189,7 +190,7 @@ fn made_series_in_a_real_prometheus_have_known_answers() {
             near(&traffic["gini"], 0.375);
             assert_eq!(
                 (&traffic["shares"][0]["task"], kinds(run)),
-                (&Value::from("ps 0"), vec!["hotServer"])
+                (&Value::from("ps 0"), vec!["hotServer", "sharedSteps"])
             );
         } else {
             assert_eq!(
@@ -386,7 +387,13 @@ fn recorded_answers_make_the_same_report() {
             .map(|entry| entry.unwrap().file_name().into_string().unwrap());
         names.collect::<BTreeSet<String>>()
     };
+    let page = read("report.html");
+    assert!(
+        page.starts_with("<!doctype html>") && page.contains("ps 0 is hot"),
+        "{page}"
+    );
     let all = [
+        "report.html",
         "report.json",
         "report.md",
         "run-1.svg",

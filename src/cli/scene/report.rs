@@ -1,4 +1,5 @@
-//! `pinfold scene report`: the work of a training job in a case, from the series of a Prometheus.
+//! `pinfold scene report`: what an experiment found, from its folder; or the work of a training job in a case, from the series
+//! of a Prometheus.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -12,23 +13,36 @@ use k8s_openapi::jiff::Timestamp;
 
 use super::super::Draft;
 use super::super::interval::interval;
+use super::results;
+use crate::experiment::page;
 use crate::experiment::report::{
-    Diagram, ExperimentReport, RunReport, StepMetric, Subject, analyse, compare, markdown,
+    Diagram, ExperimentReport, RunReport, StepMetric, Subject, analyse, compare, markdown, outcome,
     pictures, seconds_of, time,
 };
+use crate::experiment::results::outcome_markdown;
 use crate::promql::{Prometheus, PrometheusAccess, RequestedRun, discover, gather};
+
+/// The variable with the URL of a Prometheus.
+const PROMETHEUS: &str = "PINFOLD_PROMETHEUS";
 
 /// The default time range of a report.
 const LAST: &str = "1h";
 
-/// Report the resource use and the progress of training jobs, by role and task.
+/// Report what an experiment found, or what training jobs used.
 ///
-/// The figures come from a Prometheus server that scrapes the agents. Each scene and case for which nodes were labelled in the
-/// time range (pinfold_scene_info) is a separate run. Without such labels, the whole time range is one run, unless --run names
-/// several. The report names hot parameter servers, and compares the runs of a case in two scenes, and larger cases with the
-/// smallest one of their scene.
+/// With FOLDER, the report is about an experiment that `pinfold scene run` carried out: verdicts first, each with its interval and
+/// with the smallest effect that the experiment would have shown; then hot or idle parameter servers, stragglers, throttling and
+/// other findings, and every run. Runs that failed or are missing are named, and no average contains them.
+///
+/// With --prometheus, the figures come from a Prometheus server that scrapes the agents. Each scene and case for which nodes were
+/// labelled in the time range (pinfold_scene_info) is a separate run. Without such labels, the whole time range is one run, unless
+/// --run names several. The report names hot parameter servers, and compares the runs of a case in two scenes, and larger cases
+/// with the smallest one of their scene. One run of each allows no verdict.
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:
+  pinfold scene report results                     say what the experiment in a folder found
+  pinfold scene report results --out report        also write report.html, report.md, report.json
+  pinfold scene report results -o html > r.html    only the page
   pinfold scene report --prometheus http://127.0.0.1:9090 --last 6h      report the last 6 hours
   pinfold scene report --prometheus URL --case 2 --step-metric train_steps_total
   pinfold scene report --prometheus URL --job mnist \\
@@ -36,11 +50,17 @@ const LAST: &str = "1h";
   pinfold scene report --prometheus URL --out report \\
     --run name=shared,from=…,to=… --run name=pinned,from=…,to=…
 
-Exit codes: 0 done, 1 Prometheus has no data, 2 bad input, or no answer from Prometheus.")]
+Exit codes: 0 done, 1 no run counts, or Prometheus has no data, 2 bad input, or no answer from Prometheus.")]
 pub(super) struct ReportArgs {
+    /// Folder with the results of `pinfold scene run`. The options about a Prometheus then have no meaning.
+    #[arg(
+        value_name = "FOLDER",
+        conflicts_with_all = ["token_file", "user_file", "ca_file", "ReportScope", "run", "base", "step_metric"]
+    )]
+    folder: Option<PathBuf>,
     /// URL of the Prometheus server: http:// or https://, with the path before /api/v1, if any.
-    #[arg(long, value_name = "URL", env = "PINFOLD_PROMETHEUS")]
-    prometheus: String,
+    #[arg(long, value_name = "URL", env = PROMETHEUS)]
+    prometheus: Option<String>,
     /// File with a bearer token.
     #[arg(long, value_name = "FILE")]
     token_file: Option<PathBuf>,
@@ -64,7 +84,7 @@ pub(super) struct ReportArgs {
     /// A counter of steps, with the labels namespace and pod; its name depends on the training program.
     #[arg(long, value_name = "METRIC")]
     step_metric: Option<StepMetric>,
-    /// Also write report.md, report.json and pictures (SVG) into this folder.
+    /// Also write report.html, report.md and report.json into this folder; with --prometheus, pictures (SVG), too.
     #[arg(long, value_name = "FOLDER")]
     out: Option<PathBuf>,
     /// Output format.
@@ -107,16 +127,16 @@ enum ReportOutput {
     Json,
     /// The same as YAML.
     Yaml,
+    /// A page in one file, for browsers.
+    Html,
 }
 
 // === impl ReportArgs ===
 
 impl ReportArgs {
     pub(super) fn run(self) -> anyhow::Result<ExitCode> {
-        let now = Timestamp::now();
-        let requested_runs = self.requested_runs(now)?;
         if let Some(out) = &self.out {
-            // The folder's path is checked before any query, but the folder itself is made when the
+            // The folder's path is checked before any work, but the folder itself is made when the
             // report is ready.
             let existing = out.ancestors().find(|folder| folder.exists());
             ensure!(
@@ -126,18 +146,74 @@ impl ReportArgs {
                 existing.unwrap_or(out).display()
             );
         }
+        let Some(folder) = &self.folder else {
+            return self.of_prometheus();
+        };
+        // The variable may be set for other calls, but nobody writes both on purpose.
+        ensure!(
+            self.prometheus.is_none() || std::env::var_os(PROMETHEUS).is_some(),
+            "a report is about the experiment in a folder or about a Prometheus: remove {} or --prometheus",
+            folder.display()
+        );
+        self.of_folder(folder)
+    }
+
+    /// Reports the experiment in a folder.
+    fn of_folder(&self, folder: &Path) -> anyhow::Result<ExitCode> {
+        let (outcome, counting) = results::read(folder)?;
+        if let Some(out) = &self.out {
+            let files = [
+                ("report.html", page(&outcome)),
+                ("report.json", as_json(&outcome)?),
+                ("report.md", outcome_markdown(&outcome)),
+            ];
+            write(out, &files)?;
+        }
+        match self.output {
+            ReportOutput::Markdown => super::super::document(&outcome_markdown(&outcome))?,
+            ReportOutput::Json => super::super::json(&outcome)?,
+            ReportOutput::Yaml => super::super::yaml(&outcome)?,
+            ReportOutput::Html => super::super::document(&page(&outcome))?,
+        }
+        if counting == 0 {
+            super::super::complain(format_args!(
+                "no run of {} counts, so nothing is compared: the report names the reason of each",
+                folder.display()
+            ));
+            return Ok(ExitCode::FAILURE);
+        }
+        Ok(ExitCode::SUCCESS)
+    }
+
+    /// Reports what a Prometheus knows.
+    fn of_prometheus(&self) -> anyhow::Result<ExitCode> {
+        ensure!(
+            self.prometheus.is_some(),
+            "nothing is named to report about: add the folder of an experiment's results, or --prometheus URL"
+        );
+        let now = Timestamp::now();
+        let requested_runs = self.requested_runs(now)?;
         let runtime = super::super::run::runtime()?;
         let found = runtime.block_on(self.found(&requested_runs))?;
         let Some(report) = found else {
             return Ok(ExitCode::FAILURE);
         };
         if let Some(out) = &self.out {
-            write(out, &report)?;
+            let pictures = pictures(&report);
+            let mut files = vec![
+                ("report.html", page(&outcome(&report))),
+                ("report.json", as_json(&report)?),
+                ("report.md", markdown(&report, &pictures)),
+            ];
+            let drawn = pictures.iter();
+            files.extend(drawn.map(|Diagram { file, svg, .. }| (file.as_str(), svg.clone())));
+            write(out, &files)?;
         }
         match self.output {
             ReportOutput::Markdown => super::super::document(&markdown(&report, &[]))?,
             ReportOutput::Json => super::super::json(&report)?,
             ReportOutput::Yaml => super::super::yaml(&report)?,
+            ReportOutput::Html => super::super::document(&page(&outcome(&report)))?,
         }
         Ok(ExitCode::SUCCESS)
     }
@@ -176,7 +252,11 @@ impl ReportArgs {
             user: self.user_file.as_deref(),
             authority: self.ca_file.as_deref(),
         };
-        let prometheus = Prometheus::new(&self.prometheus, access, deadline)?;
+        let url = self
+            .prometheus
+            .as_deref()
+            .context("the URL of a Prometheus is missing: add --prometheus URL")?;
+        let prometheus = Prometheus::new(url, access, deadline)?;
         let (mut warnings, mut runs, mut lacks) =
             (BTreeSet::new(), Vec::<RunReport>::new(), Vec::new());
         let discovered = match (self.run.is_empty(), requested_runs) {
@@ -333,19 +413,18 @@ impl ReportScope {
     }
 }
 
-/// Writes the report as files. All texts and paths are ready before the first write, and each file
-/// is replaced atomically.
-fn write(folder: &Path, report: &ExperimentReport) -> anyhow::Result<()> {
-    let pictures = pictures(report);
-    let json = serde_json::to_string_pretty(report).context("can't write the report as JSON")?;
-    let text = markdown(report, &pictures);
+fn as_json(report: &impl serde::Serialize) -> anyhow::Result<String> {
+    let cannot = "can't write the report as JSON";
+    let value = serde_json::to_value(report).context(cannot)?;
+    serde_json::to_string_pretty(&value).context(cannot)
+}
+
+/// Writes a report's files, whose texts are all ready. Each file is replaced atomically, and none if one of them can't be written.
+fn write(folder: &Path, files: &[(&str, String)]) -> anyhow::Result<()> {
     fs::create_dir_all(folder)
         .with_context(|| format!("can't make the folder {}", folder.display()))?;
-    let drawn = pictures
-        .iter()
-        .map(|Diagram { file, svg, .. }| (file.as_str(), svg.as_str()));
-    let files = drawn.chain([("report.json", json.as_str()), ("report.md", text.as_str())]);
-    let drafts = files.map(|(name, text)| Ok((Draft::new(&folder.join(name))?, text)));
+    let drafts = files.iter();
+    let drafts = drafts.map(|(name, text)| Ok((Draft::new(&folder.join(name))?, text)));
     for (draft, text) in drafts.collect::<anyhow::Result<Vec<_>>>()? {
         draft.write(text)?;
     }

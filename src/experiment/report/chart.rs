@@ -1,6 +1,6 @@
 //! [`Chart`]: curves and bars below each other.
 
-use super::figures::NONE;
+use super::figures::{NONE, median};
 use crate::text::svg::{Anchor, Svg, ceiling, shortened};
 
 /// Colours that people with any eyes tell apart.
@@ -189,9 +189,7 @@ impl Chart {
 /// The pieces of a curve between which nothing is known.
 fn unbroken(points: &[(f64, f64)]) -> impl Iterator<Item = &[(f64, f64)]> {
     let apart = |two: &[(f64, f64)]| Some(two.last()?.0 - two.first()?.0);
-    let mut all: Vec<f64> = points.windows(2).filter_map(apart).collect();
-    all.sort_by(f64::total_cmp);
-    let usual = all.get(all.len() / 2).copied().unwrap_or_default();
+    let usual = median(points.windows(2).filter_map(apart)).unwrap_or_default();
     points.chunk_by(move |one, other| other.0 - one.0 <= BREAK * usual)
 }
 

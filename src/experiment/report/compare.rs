@@ -3,12 +3,9 @@
 use serde::Serialize;
 
 use super::analysis::RunReport;
-use super::figures::{number, percent};
+use super::figures::number;
 use super::findings::FindingKind;
 use crate::text::counted;
-
-/// Runs that differ by less are said to do the same.
-pub const APART: f64 = 0.1;
 
 /// By what the progress of a run is measured.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
@@ -240,18 +237,9 @@ fn pair(one: &RunReport, other: &RunReport) -> Result<Pair, &'static str> {
             counted(other.workers, "worker"),
             one.workers
         )
-    } else if (ratio - 1.0).abs() < APART {
-        format!(
-            "{} has {} times the progress of {}, in {what}: the difference is below {}, so the distribution of tasks over \
-             servers has no effect",
-            other.name,
-            number(ratio),
-            one.name,
-            percent(APART)
-        )
     } else {
         format!(
-            "{} has {} times the progress of {}, in {what}",
+            "{} has {} times the progress of {}, in {what}; one run of each can't tell whether that is chance",
             other.name,
             number(ratio),
             one.name

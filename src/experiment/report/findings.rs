@@ -5,6 +5,7 @@ use serde::Serialize;
 use super::balance::{Balance, LoadShare};
 use super::figures::{bytes, first_names, median, number, percent};
 use super::task_use::{RoleUse, ServerBalance, TaskUse};
+use crate::experiment::statistics::quantile;
 
 /// A parameter server is hot from this many times the mean on, as for the alert PinfoldServerHotSpot.
 pub const HOT: f64 = 1.5;
@@ -21,6 +22,12 @@ pub const LAGS: f64 = 0.6;
 /// One big variable is the likely cause of a hot server if each remaining server has at most this part of the hot server's
 /// traffic. Many small variables would spread over the servers.
 const APART_FROM_OTHERS: f64 = 0.5;
+
+/// Counts of steps that differ by at most this part are the same count.
+pub const SAME_STEPS: f64 = 0.005;
+
+/// The fewest steps that tell whether workers count the same.
+const FEWEST_STEPS: f64 = 200.0;
 
 /// The kind of a finding.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
@@ -40,6 +47,8 @@ pub enum FindingKind {
     Throttled,
     /// Some workers use much less CPU than the remaining workers.
     Lagging,
+    /// All workers count the same number of steps, as if all exported one global counter.
+    SharedSteps,
 }
 
 /// What stands out.
@@ -156,6 +165,7 @@ pub(super) fn findings(
         .collect();
     findings.extend(throttled(roles));
     findings.extend(lagging(tasks));
+    findings.extend(shared_steps(tasks));
     findings
 }
 
@@ -199,6 +209,31 @@ fn throttled(roles: &[RoleUse]) -> Vec<RunFinding> {
         })
     });
     over.collect()
+}
+
+/// Whether all workers count the same, which own counters of workers in different places rarely do.
+fn shared_steps(tasks: &[TaskUse]) -> Option<RunFinding> {
+    let workers = tasks.iter().filter(|task| task.is_training());
+    let counts: Option<Vec<f64>> = workers.map(|task| task.usage.steps).collect();
+    let steps = common_count(&counts?)?;
+    Some(RunFinding {
+        kind: FindingKind::SharedSteps,
+        text: format!(
+            "all workers count the same number of steps, about {}: if that is one global step, which each of them exports, it is \
+             counted once for each worker, so name a counter of one task with --step-metric",
+            number(steps)
+        ),
+    })
+}
+
+/// The number of steps that several workers have in common, if they have: more than a few, and equal but for what passes between
+/// two looks.
+pub(in crate::experiment) fn common_count(counts: &[f64]) -> Option<f64> {
+    let at = |share| quantile(counts, share);
+    let (least, middle, greatest) = (at(0.0)?, at(0.5)?, at(1.0)?);
+    let is_common =
+        counts.len() >= 2 && middle >= FEWEST_STEPS && greatest - least <= SAME_STEPS * middle;
+    is_common.then_some(middle)
 }
 
 fn lagging(tasks: &[TaskUse]) -> Option<RunFinding> {

@@ -9,6 +9,7 @@ use super::figures::{NONE, bytes, number, percent, seconds, shown};
 use super::picture::Diagram;
 use super::task_use::TaskUse;
 use super::usage::{Traffic, Usage};
+use crate::text::markdown::{inline, list, table};
 
 /// A report as Markdown, with links to the pictures.
 pub fn markdown(report: &ExperimentReport, pictures: &[Diagram]) -> String {
@@ -78,41 +79,6 @@ pub fn markdown(report: &ExperimentReport, pictures: &[Diagram]) -> String {
     text
 }
 
-fn list(text: &mut String, lines: impl Iterator<Item = String>) {
-    for (at, line) in lines.enumerate() {
-        let _ = writeln!(
-            text,
-            "{}- {}",
-            if at == 0 { "\n" } else { "" },
-            inline(&line)
-        );
-    }
-}
-
-/// A foreign name in a cell or a line, without characters that end the cell or have a meaning in Markdown.
-fn inline(words: &str) -> String {
-    let mut text = String::with_capacity(words.len());
-    let mut letters = words.chars().peekable();
-    let mut before = ' ';
-    while let Some(letter) = letters.next() {
-        let after = letters.peek().copied().unwrap_or(' ');
-        match letter {
-            '|' | '\\' | '`' | '<' | '*' | '[' | ']' | '~' | '&' | '$' => {
-                text.extend(['\\', letter]);
-            }
-            // Within a word it means nothing, as in train_steps_total.
-            '_' if !(before.is_alphanumeric() && after.is_alphanumeric()) => text.push_str("\\_"),
-            '#' if before == ' ' => text.push_str("\\#"),
-            // At the beginning it would be a list in a list.
-            '-' | '+' if text.is_empty() && after == ' ' => text.extend(['\\', letter]),
-            letter if letter.is_control() => text.push(' '),
-            letter => text.push(letter),
-        }
-        before = letter;
-    }
-    text
-}
-
 fn about(run: &RunReport) -> String {
     let bytes = match run.traffic {
         Traffic::Interfaces => "the pods' network interfaces",
@@ -129,43 +95,10 @@ fn about(run: &RunReport) -> String {
     )
 }
 
-/// Columns of equal width, for people who read the Markdown as plain text.
-fn table(head: &[String], rows: &[Vec<String>]) -> String {
-    let wide = |at: usize| {
-        let cells = std::iter::once(head).chain(rows.iter().map(Vec::as_slice));
-        cells
-            .filter_map(|row| row.get(at))
-            .map(|cell| cell.chars().count())
-            .max()
-            .unwrap_or_default()
-    };
-    let widths: Vec<usize> = (0..head.len()).map(wide).collect();
-    let line = |row: &[String]| {
-        let cells: Vec<String> = row
-            .iter()
-            .zip(&widths)
-            .map(|(cell, wide)| {
-                format!(
-                    "{cell}{}",
-                    " ".repeat(wide.saturating_sub(cell.chars().count()))
-                )
-            })
-            .collect();
-        format!("| {} |\n", cells.join(" | "))
-    };
-    let rule: Vec<String> = widths
-        .iter()
-        .map(|wide| "-".repeat((*wide).max(3)))
-        .collect();
-    let mut text = line(head) + &format!("| {} |\n", rule.join(" | "));
-    text.extend(rows.iter().map(|row| line(row)));
-    text
-}
-
-/// The content of a column, whether the column always appears, and the format.
+/// The heading of a column, whether the column always appears, and how a value is written.
 type UsageColumn = (&'static str, bool, fn(&Usage) -> String);
 
-/// What can be shown of who used something; columns of which nothing is known are left out, but the first ones.
+/// The columns of tables about usage. A column whose second field is false appears only if one of its values is known.
 const COLUMNS: [UsageColumn; 13] = [
     ("sent", true, |usage| shown(usage.sent_bytes, bytes)),
     ("received", true, |usage| shown(usage.received_bytes, bytes)),
@@ -185,9 +118,9 @@ const COLUMNS: [UsageColumn; 13] = [
         shown(usage.threads_waiting, number)
     }),
     ("switches/s", false, |usage| {
-        shown(usage.voluntary_switches_per_second, number)
+        shown(usage.switches_per_second(), number)
     }),
-    ("involuntary/s", false, |usage| {
+    ("of them involuntary", false, |usage| {
         shown(usage.involuntary_switches_per_second, number)
     }),
     ("LLC misses/1000 instr.", false, |usage| {
@@ -352,28 +285,4 @@ fn side_by_side(report: &ExperimentReport) -> String {
     table_of_runs.add_usage("worker", "workers");
     table_of_runs.add_balance();
     table(&head, &table_of_runs.rows)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn no_name_means_anything_in_markdown() {
-        for (words, text) in [
-            ("ps 0, train_steps_total", "ps 0, train_steps_total"),
-            ("a|b\\`c`<d>*e*", "a\\|b\\\\\\`c\\`\\<d>\\*e\\*"),
-            (
-                "![x](y) ~~z~~ &lt; $1$",
-                "!\\[x\\](y) \\~\\~z\\~\\~ \\&lt; \\$1\\$",
-            ),
-            ("_a_ b__ c_d", "\\_a\\_ b\\_\\_ c_d"),
-            ("# a #b c#", "\\# a \\#b c#"),
-            ("- a - b", "\\- a - b"),
-            ("a\nb\u{1b}[0m\r\u{85}c", "a b \\[0m  c"),
-            ("", ""),
-        ] {
-            assert_eq!(inline(words), text, "{words}");
-        }
-    }
 }

@@ -143,7 +143,8 @@ impl Members {
         })
     }
 
-    /// Reads the answer to [`scrapes`](super::scrapes), which tells of scrapes that are closer to each other than the looks were.
+    /// Takes the time between two scrapes from the answer to [`scrapes`](super::scrapes), which has the number of each pod's
+    /// scrapes. [`Self::read`] can't see scrapes that are closer to each other than the steps of its query.
     pub fn count(&mut self, series: &[Series]) {
         let apart = |one: &Series| {
             let (first, last) = self.pods.get(one.label("pod"))?.span()?;
@@ -151,9 +152,7 @@ impl Members {
             let times = one.last()? - 1.0 - f64::from(self.breaks);
             Some(seconds / times).filter(|apart| times >= 1.0 && *apart > 0.0)
         };
-        let mut all: Vec<f64> = series.iter().filter_map(apart).collect();
-        all.sort_by(f64::total_cmp);
-        self.interval = all.get(all.len() / 2).copied().unwrap_or(self.interval);
+        self.interval = median(series.iter().filter_map(apart)).unwrap_or(self.interval);
     }
 
     /// How long the job was seen, in seconds.
@@ -161,8 +160,10 @@ impl Members {
         self.to - self.from
     }
 
-    /// What a pod has of something of which each target told its own: places in turn add up, and several targets that told of
-    /// it in one place told the same.
+    /// The amount that a pod used, from the amount that each target reported.
+    ///
+    /// A pod that was on two nodes one after the other used what both agents report together. An agent that is scraped as two
+    /// targets reports the same amount twice, so of the targets of one stay, only the greatest report counts.
     pub fn sum(&self, pod: &str, reports: &[(&str, f64)]) -> f64 {
         let stays = self.stays(pod);
         let known: Vec<f64> = stays.iter().filter_map(|stay| stay.most(reports)).collect();
@@ -173,17 +174,18 @@ impl Members {
         }
     }
 
-    /// What a pod has on average over the whole run of something of which each target told the average over its own time.
+    /// The average of something over the whole run, such as of a pod's CPUs, from the average that each target reported over the
+    /// time in which it saw the pod. The averages of stays on several nodes are weighted by their time.
     pub fn average(&self, pod: &str, reports: &[(&str, f64)]) -> f64 {
-        let part = |stay: &NodeStay| {
+        let share_of_run = |stay: &NodeStay| {
             let seconds = stay.to.min(self.to) - stay.from.max(self.from);
-            // The pod lived before the first scrape and after the last scrape.
+            // The pod lived before its first scrape and after its last one, on average half an interval each.
             ((seconds + self.interval) / self.seconds()).clamp(0.0, 1.0)
         };
         let stays = self.stays(pod);
         let known = stays
             .iter()
-            .filter_map(|stay| Some(part(stay) * stay.most(reports)?));
+            .filter_map(|stay| Some(share_of_run(stay) * stay.most(reports)?));
         let known: Vec<f64> = known.collect();
         if known.is_empty() {
             greatest(reports.iter()).unwrap_or_default()
@@ -192,6 +194,7 @@ impl Members {
         }
     }
 
+    /// The pod's stays on nodes, one after the other. Targets that saw it at the same time belong to one stay.
     fn stays(&self, pod: &str) -> Vec<NodeStay<'_>> {
         let reports = self
             .pods
@@ -205,11 +208,11 @@ impl Members {
         let mut stays: Vec<NodeStay> = Vec::new();
         for (target, (from, to)) in reports {
             let near = |one: f64, other: f64| (one - other).abs() <= self.interval;
-            // Who moves is told of by both agents for a moment at most.
-            let same = |stay: &&mut NodeStay| {
+            // While a pod moves, both nodes' agents may report it, but no longer than for an interval.
+            let is_same_stay = |stay: &&mut NodeStay| {
                 from < stay.to - self.interval || near(stay.from, from) && near(stay.to, to)
             };
-            if let Some(stay) = stays.last_mut().filter(same) {
+            if let Some(stay) = stays.last_mut().filter(is_same_stay) {
                 stay.targets.push(target);
                 stay.to = stay.to.max(to);
             } else {
@@ -227,6 +230,7 @@ impl Members {
 // === impl NodeStay ===
 
 impl NodeStay<'_> {
+    /// The greatest report of the stay's targets.
     fn most(&self, reports: &[(&str, f64)]) -> Option<f64> {
         greatest(
             reports

@@ -58,7 +58,7 @@ pub enum Traffic {
 // === impl Traffic ===
 
 impl Traffic {
-    /// The source that knows all of the pods; or else the source that knows more of the pods.
+    /// The source that knows the traffic of more of the pods; the interfaces if both know of equally many.
     pub(super) fn of<'a>(totals: &Totals, pods: impl Iterator<Item = &'a String>) -> Self {
         let (mut interfaces, mut sockets) = (0, 0);
         for pod in pods {
@@ -97,7 +97,8 @@ impl Traffic {
 // === impl Usage ===
 
 impl Usage {
-    /// The usage of all given pods in `seconds`.
+    /// The usage of all given pods together in `seconds`. A measure that is known of some of the pods only is the sum of those;
+    /// one that is known of none is `None`.
     pub(super) fn of(totals: &Totals, pods: &[&str], traffic: Traffic, seconds: f64) -> Self {
         let sum = |measure: Measure| {
             let known = totals.get(&measure)?;
@@ -106,7 +107,7 @@ impl Usage {
             Some(values.sum::<f64>())
         };
         let rate = |measure: Measure| sum(measure).map(|total| total / seconds);
-        // Of the pods of which both are known: what is known of one alone would be held against nothing.
+        // Only pods of which both measures are known count, because a part without its whole would make the share too large.
         let ratio = |part: Measure, whole: Measure| {
             let (part, whole) = (totals.get(&part)?, totals.get(&whole)?);
             let both = pods
@@ -133,6 +134,11 @@ impl Usage {
             steps: sum(Measure::Steps),
             steps_per_second: rate(Measure::Steps),
         }
+    }
+
+    /// Context switches of both kinds each second; known only if both are.
+    pub fn switches_per_second(&self) -> Option<f64> {
+        Some(self.voluntary_switches_per_second? + self.involuntary_switches_per_second?)
     }
 
     /// Bytes in both directions; known if either direction is known.

@@ -8,7 +8,7 @@
 //! [`mod@plan`] decides the runs, [`job`] names the pods, `measure` runs them, [`steps`] finds
 //! steps in a command's lines, `figures` computes the figures of a run, [`report`] compares the runs by
 //! [`crate::experiment::statistics`], [`claims`] compares the figures with published claims,
-//! `compared` says what is compared, and [`picture`] draws the figures. All modules but `measure`
+//! `compared` says what is compared, [`picture`] draws the figures, and [`page()`] shows all of it. All modules but `measure`
 //! and `guard` only compute.
 //!
 //! Invariant: a ratio compares runs of the same round, so that a slow minute of the machine affects both sides.
@@ -20,6 +20,7 @@ mod figures;
 mod guard;
 pub mod job;
 mod measure;
+mod page;
 pub mod picture;
 pub mod plan;
 pub mod report;
@@ -40,6 +41,7 @@ use crate::pin::Enforcement;
 use guard::CleanupGuard;
 pub use guard::sweep;
 use measure::Bench;
+pub use page::page;
 use plan::{BenchPlan, BenchProgram, PlanOptions, Way};
 use report::{BenchReport, MachineFacts, Metric};
 

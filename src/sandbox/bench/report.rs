@@ -83,15 +83,20 @@ impl BenchReport {
     }
 }
 
-/// All comparisons by all metrics. The plan of a bench names its three questions about steps per
-/// second before the first run, so these have verdicts.
-fn effects(rounds: usize, runs: &[Run]) -> anyhow::Result<Vec<Effect>> {
+/// The design of a bench: every way once in each round.
+pub(super) fn design(rounds: usize) -> anyhow::Result<Design> {
     let options = DesignOptions {
         repeats: rounds,
         ..DesignOptions::default()
     };
     let ways = Way::ALL.map(Into::into);
-    let design = Design::new(Condition::all(1, 1, &ways), options)?;
+    Ok(Design::new(Condition::all(1, 1, &ways), options)?)
+}
+
+/// All comparisons by all metrics. The plan of a bench names its three questions about steps per
+/// second before the first run, so these have verdicts.
+fn effects(rounds: usize, runs: &[Run]) -> anyhow::Result<Vec<Effect>> {
+    let design = design(rounds)?;
     let answered = design.analyze(&values(Metric::StepsPerSecond, runs))?;
     let mut effects = Vec::new();
     for comparison in Comparison::ALL {
@@ -125,7 +130,7 @@ fn effects(rounds: usize, runs: &[Run]) -> anyhow::Result<Vec<Effect>> {
 }
 
 /// The values of a metric. A figure that is no number counts as missing.
-fn values(metric: Metric, runs: &[Run]) -> Vec<statistics::Run> {
+pub(super) fn values(metric: Metric, runs: &[Run]) -> Vec<statistics::Run> {
     let value = |run: &Run| {
         let value = run.figures.get(&metric).copied()?;
         value.is_finite().then_some(statistics::Run {

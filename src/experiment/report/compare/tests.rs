@@ -210,12 +210,11 @@ fn the_same_case_of_two_scenes_is_set_side_by_side() {
     for (steps, says) in [
         (
             109.0,
-            "scene 2 case 2 has 1.09 times the progress of scene 1 case 2, in steps per second: the difference is below 10 %",
+            "scene 2 case 2 has 1.09 times the progress of scene 1 case 2, in steps per second; one run of each",
         ),
-        (91.0, "the difference is below 10 %"),
         (
             120.0,
-            "has 1.20 times the progress of scene 1 case 2, in steps per second",
+            "has 1.20 times the progress of scene 1 case 2, in steps per second; one run of each can't tell",
         ),
     ] {
         let runs = vec![
@@ -229,7 +228,7 @@ fn the_same_case_of_two_scenes_is_set_side_by_side() {
             text.contains(says) && text.contains(". ps 0 is hot in both"),
             "{text}"
         );
-        assert_eq!(text.contains("below 10 %"), steps < 110.0, "{text}");
+        assert!(!text.contains("no effect"), "{text}");
     }
     let other_size = vec![
         run("1", "2", 50, Some(100.0), &[]),

@@ -1,0 +1,227 @@
+//! The answers, the findings, and what makes them doubtful.
+
+use std::fmt::Write;
+
+use super::html::{Cell, table, text};
+use super::plot::{PlotRow, dot, interval, plot};
+use super::scale::Scale;
+use crate::experiment::results::{Answer, Finding, Outcome, change_of_margin, percent};
+use crate::experiment::statistics::{FEWEST_BLOCKS, Verdict};
+use crate::text::{counted, units};
+
+/// A table with more rows is folded.
+const MANY_ROWS: usize = 12;
+
+/// The verdicts, first as sentences, then drawn on a common axis.
+pub(super) fn answers(outcome: &Outcome) -> String {
+    let mut html = String::new();
+    if outcome.answers.is_empty() {
+        html.push_str("<p>Nothing was compared that a verdict could be about.</p>\n");
+    }
+    for answer in &outcome.answers {
+        let (badge, class) = badge(answer);
+        let _ = writeln!(
+            html,
+            "<article class=\"answer\"><h3><span class=\"badge {class}\">{badge}</span>{}</h3><p class=\"say\">{}</p>\
+             <p class=\"soft\">{}</p></article>",
+            text(&answer.title),
+            text(&answer.sentence),
+            text(&answer.certainty)
+        );
+    }
+    html + &forest(&outcome.answers, outcome)
+}
+
+/// The comparisons without verdicts.
+pub(super) fn others(outcome: &Outcome) -> String {
+    forest(&outcome.others, outcome)
+}
+
+/// The verdict in a word, with its class.
+fn badge(answer: &Answer) -> (&'static str, &'static str) {
+    match answer.verdict {
+        Some(Verdict::More) => ("Faster", "more"),
+        Some(Verdict::Less) => ("Slower", "less"),
+        Some(Verdict::NoEffect) => ("No effect", "same"),
+        Some(Verdict::NotDistinguishable) => ("Can't tell", "unsure"),
+        Some(Verdict::TooFew) => ("Too few repeats", "unsure"),
+        None => ("No verdict", "unsure"),
+    }
+}
+
+/// Ratios as changes, each with its interval, and a dot for each repeat.
+fn forest(answers: &[Answer], outcome: &Outcome) -> String {
+    if answers.iter().all(|answer| answer.estimate.is_none()) {
+        return String::new();
+    }
+    let margin = outcome.margin;
+    let ends = answers.iter().filter_map(|answer| answer.estimate);
+    let ends = ends.flat_map(|one| [one.low, one.high]);
+    let dots = answers
+        .iter()
+        .flat_map(|answer| answer.ratios.iter().copied());
+    let scale = Scale::of_ratios(ends.chain(dots).chain([1.0 / margin, margin]));
+    let rows: Vec<PlotRow> = answers.iter().map(|answer| row(answer, &scale)).collect();
+    let unit = format!("change of {}", outcome.measure);
+    plot(
+        &rows,
+        &scale,
+        &unit,
+        units::change,
+        Some((1.0 / margin, margin)),
+    )
+}
+
+fn row(answer: &Answer, scale: &Scale) -> PlotRow {
+    let part = match answer.part.as_str() {
+        "" => String::new(),
+        part => format!("<small>{}</small>", text(part)),
+    };
+    let name = format!("{}{part}", text(&answer.title));
+    let Some(estimate) = &answer.estimate else {
+        return PlotRow {
+            name,
+            value: "no ratio".to_owned(),
+            label: "no ratio".to_owned(),
+            ..PlotRow::default()
+        };
+    };
+    let colour = "w3";
+    let mut drawing = interval(estimate, scale, colour);
+    for (at, ratio) in answer.ratios.iter().enumerate() {
+        let title = format!("a repeat: {}", units::change(*ratio));
+        drawing.push_str(&dot(*ratio, at, scale, colour, &title));
+    }
+    let (center, span) = (
+        units::change(estimate.center()),
+        units::change_span(estimate.low, estimate.high),
+    );
+    PlotRow {
+        name,
+        value: format!("{center}<small>{span}</small>"),
+        drawing,
+        label: format!("{center}, {span}"),
+    }
+}
+
+/// What stands out.
+pub(super) fn findings(findings: &[Finding]) -> String {
+    let mut html = String::new();
+    for finding in findings {
+        let _ = write!(
+            html,
+            "<article class=\"finding\"><h3>{}</h3>",
+            text(&finding.sentence)
+        );
+        let seen = finding.frequency();
+        if !seen.is_empty() {
+            let _ = write!(html, "<p>{}</p>", text(&seen));
+        }
+        if !finding.remedy.is_empty() {
+            let _ = write!(
+                html,
+                "<p class=\"todo\"><strong>What to do:</strong> {}.</p>",
+                text(&finding.remedy)
+            );
+        }
+        let mut facts = String::new();
+        let mut fact = |name: &str, value: &str| {
+            if !value.is_empty() {
+                let _ = write!(facts, "<dt>{}</dt><dd>{}</dd>", text(name), text(value));
+            }
+        };
+        for figure in &finding.figures {
+            fact(&figure.name, &figure.words);
+        }
+        let nodes: Vec<&str> = finding.nodes.iter().map(String::as_str).collect();
+        fact("nodes", &nodes.join(", "));
+        let seen = finding.seen.iter().filter(|one| !one.group.is_empty());
+        let seen: Vec<String> = seen
+            .map(|one| format!("{}, {}: {} of {}", one.group, one.way, one.seen, one.runs))
+            .collect();
+        fact("runs", &seen.join("; "));
+        fact("named when", &finding.rule);
+        if !facts.is_empty() {
+            let _ = write!(
+                html,
+                "<details><summary>The numbers behind it</summary><dl class=\"facts\">{facts}</dl></details>"
+            );
+        }
+        html.push_str("</article>\n");
+    }
+    html
+}
+
+/// The runs that don't count, and the warnings.
+pub(super) fn doubts(outcome: &Outcome) -> String {
+    let mut html = String::new();
+    if !outcome.lost.is_empty() {
+        html.push_str("<h3>Runs that don't count</h3>\n");
+        let rows: Vec<Vec<Cell>> = outcome
+            .lost
+            .iter()
+            .map(|run| {
+                vec![
+                    Cell::number(run.number.to_string()),
+                    Cell::number(run.repeat.to_string()),
+                    Cell::words(&run.condition),
+                    Cell::words(&run.reason),
+                ]
+            })
+            .collect();
+        let table = table(
+            "Runs that don't count",
+            "",
+            &["run", "repeat", "condition", "reason"],
+            &rows,
+        );
+        if rows.len() > MANY_ROWS {
+            let runs = counted(rows.len(), "run");
+            let _ = writeln!(
+                html,
+                "<details><summary>Show {runs}</summary>{table}</details>"
+            );
+        } else {
+            html += &table;
+        }
+    }
+    if !outcome.warnings.is_empty() {
+        html.push_str("<ul>\n");
+        for warning in &outcome.warnings {
+            let _ = writeln!(html, "<li>{}</li>", text(warning));
+        }
+        html.push_str("</ul>\n");
+    }
+    html
+}
+
+/// What dots, bars and the band are.
+pub(super) fn legend(outcome: &Outcome) -> String {
+    let confidence = percent(outcome.confidence);
+    let margin = change_of_margin(outcome.margin);
+    let key = |drawing: &str, words: &str| {
+        format!("<li><svg height=\"20\" aria-hidden=\"true\">{drawing}</svg>{words}</li>\n")
+    };
+    let dot = "<circle class=\"dot w3\" cx=\"17\" cy=\"10\" r=\"4\"/>";
+    let bar = "<line class=\"iv w3\" x1=\"2\" x2=\"32\" y1=\"10\" y2=\"10\"/><line class=\"mean w3\" x1=\"17\" x2=\"17\" y1=\"2\" y2=\"18\"/>";
+    let range = "<line class=\"range w3\" x1=\"2\" x2=\"32\" y1=\"10\" y2=\"10\"/>";
+    let band = "<rect class=\"band\" x=\"2\" y=\"1\" width=\"30\" height=\"18\"/><line class=\"zero\" x1=\"17\" x2=\"17\" y1=\"1\" y2=\"19\"/>";
+    [
+        "<ul class=\"key\" id=\"legend\">\n".to_owned(),
+        key(dot, "a run; in comparisons, a repeat"),
+        key(
+            bar,
+            &format!("typical value with its {confidence} interval: {confidence} of such intervals contain the true value"),
+        ),
+        key(
+            range,
+            &format!("fewer than {FEWEST_BLOCKS} repeats: only the range of the runs"),
+        ),
+        key(
+            band,
+            &format!("no change, and the band ({margin}) that was fixed beforehand as not mattering"),
+        ),
+        "</ul>\n".to_owned(),
+    ]
+    .concat()
+}

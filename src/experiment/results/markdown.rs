@@ -1,0 +1,321 @@
+//! [`outcome_markdown`]: an [`Outcome`] as Markdown that is readable as plain text, verdicts first.
+
+use std::fmt::Write;
+
+use super::analysis::percent;
+use super::outcome::{
+    Answer, ConditionOutcome, Evidence, Finding, Outcome, RoleOutcome, SpeedupCurve, TrafficMatrix,
+};
+use crate::experiment::statistics::{Estimate, FEWEST_BLOCKS, Summary};
+use crate::text::markdown::{inline, list, table};
+use crate::text::units;
+
+/// The text for an unknown value.
+const NONE: &str = "–";
+
+/// An outcome as Markdown.
+pub fn outcome_markdown(outcome: &Outcome) -> String {
+    let mut text = format!("# {}\n", inline(&outcome.title));
+    if let Some(caution) = &outcome.caution {
+        let _ = writeln!(text, "\n**{}**", inline(caution));
+    }
+    if !outcome.summary.is_empty() {
+        let _ = writeln!(text, "\n{}", inline(&outcome.summary));
+    }
+    text.push_str("\n## Answers\n");
+    if outcome.answers.is_empty() {
+        text.push_str("\nNothing was compared that a verdict could be about.\n");
+    }
+    for answer in &outcome.answers {
+        let _ = writeln!(
+            text,
+            "\n**{}** {} *({})*",
+            inline(&answer.sentence),
+            inline(&answer.certainty),
+            inline(&answer.title)
+        );
+    }
+    section(&mut text, "What stands out", &findings(&outcome.findings));
+    section(&mut text, "Runs that don't count", &lost(outcome));
+    let mut warnings = String::new();
+    list(&mut warnings, outcome.warnings.iter().cloned());
+    section(&mut text, "Warnings", &warnings);
+    let title = format!("{} of each condition", capital(&outcome.measure));
+    section(&mut text, &title, &conditions(&outcome.conditions));
+    section(&mut text, "Scaling", &scaling(&outcome.speedup));
+    section(
+        &mut text,
+        "Further comparisons, without verdicts",
+        &others(&outcome.others),
+    );
+    section(&mut text, "Use by role", &roles(&outcome.roles));
+    section(&mut text, "Pinned and sized", &evidence(&outcome.evidence));
+    section(
+        &mut text,
+        "Traffic between parameter servers and the other tasks",
+        &outcome.traffic.iter().map(matrix).collect::<String>(),
+    );
+    let facts = outcome.subject.iter();
+    let facts = facts.map(|fact| format!("{}: {}", fact.name, fact.value));
+    let mut subject = String::new();
+    list(&mut subject, facts);
+    section(&mut text, "What ran on what", &subject);
+    let _ = writeln!(
+        text,
+        "\nAn interval is computed so that {} of such intervals contain the true value. With fewer than {FEWEST_BLOCKS} repeats there \
+         is only the range of the runs. {NONE} means that nobody measured it.",
+        percent(outcome.confidence)
+    );
+    text
+}
+
+/// A part with a heading; nothing without a body.
+fn section(text: &mut String, title: &str, body: &str) {
+    if !body.is_empty() {
+        let _ = write!(text, "\n## {title}\n\n{}", body.trim_start_matches('\n'));
+    }
+}
+
+fn findings(findings: &[Finding]) -> String {
+    let mut text = String::new();
+    for finding in findings {
+        let _ = writeln!(text, "\n- **{}.**", inline(&finding.sentence));
+        let seen = finding.frequency();
+        if !seen.is_empty() {
+            let _ = writeln!(text, "  {}", inline(&seen));
+        }
+        let mut line = |name: &str, value: &str| {
+            if !value.is_empty() {
+                let _ = writeln!(text, "  {name}: {}.", inline(value));
+            }
+        };
+        let figures = finding.figures.iter();
+        let figures: Vec<String> = figures
+            .map(|figure| format!("{} {}", figure.name, figure.words))
+            .collect();
+        line("Numbers", &figures.join("; "));
+        let nodes: Vec<&str> = finding.nodes.iter().map(String::as_str).collect();
+        line("Nodes", &nodes.join(", "));
+        line("Named when", &finding.rule);
+        line("What to do", &finding.remedy);
+    }
+    text
+}
+
+fn lost(outcome: &Outcome) -> String {
+    let lines = outcome.lost.iter().map(|run| {
+        format!(
+            "Run {} (repeat {}, {}): {}",
+            run.number, run.repeat, run.condition, run.reason
+        )
+    });
+    let mut text = String::new();
+    list(&mut text, lines);
+    text
+}
+
+fn conditions(conditions: &[ConditionOutcome]) -> String {
+    let rows: Vec<Vec<String>> = conditions
+        .iter()
+        .map(|one| {
+            let values = one.runs.iter();
+            let values: Vec<String> = values.map(|run| units::figures(run.value)).collect();
+            vec![
+                inline(&place(&one.group, &one.name)),
+                typical(one.estimate.as_ref()),
+                format!("{} of {}", one.runs.len(), one.planned),
+                values.join(", "),
+            ]
+        })
+        .collect();
+    optional_table(
+        &["condition", "typical (interval or range)", "runs", "each"],
+        &rows,
+    )
+}
+
+fn scaling(curves: &[SpeedupCurve]) -> String {
+    let rows: Vec<Vec<String>> = curves
+        .iter()
+        .flat_map(|curve| {
+            curve.points.iter().map(|point| {
+                vec![
+                    inline(&place(&curve.group, &curve.name)),
+                    inline(&point.case),
+                    format!("{}", point.workers),
+                    typical(point.speedup.as_ref()),
+                    units::figures(point.ideal),
+                    shown(point.efficiency, units::percent),
+                ]
+            })
+        })
+        .collect();
+    optional_table(
+        &[
+            "condition",
+            "case",
+            "workers",
+            "speedup (interval or range)",
+            "ideal",
+            "of the ideal",
+        ],
+        &rows,
+    )
+}
+
+fn others(others: &[Answer]) -> String {
+    let rows: Vec<Vec<String>> = others
+        .iter()
+        .map(|one| {
+            let change = one.estimate.map_or_else(
+                || NONE.to_owned(),
+                |estimate| {
+                    format!(
+                        "{} ({})",
+                        units::change(estimate.center()),
+                        units::change_span(estimate.low, estimate.high)
+                    )
+                },
+            );
+            vec![
+                inline(&one.title),
+                inline(&one.part),
+                change,
+                one.ratios.len().to_string(),
+            ]
+        })
+        .collect();
+    optional_table(
+        &["comparison", "in", "change (interval or range)", "repeats"],
+        &rows,
+    )
+}
+
+fn roles(roles: &[RoleOutcome]) -> String {
+    let median = |summary: Option<Summary>, show: fn(f64) -> String| {
+        shown(summary.map(|summary| summary.median), show)
+    };
+    let rows: Vec<Vec<String>> = roles
+        .iter()
+        .map(|role| {
+            vec![
+                inline(&place(&role.group, &role.name)),
+                inline(&role.role),
+                role.tasks.to_string(),
+                inline(role.cpus.as_deref().unwrap_or(NONE)),
+                median(role.cpus_used, units::figures),
+                median(role.throttled_share, units::percent),
+                median(role.threads_waiting, units::figures),
+                median(role.switches_per_second, units::figures),
+            ]
+        })
+        .collect();
+    optional_table(
+        &[
+            "condition",
+            "role",
+            "tasks",
+            "CPUs each",
+            "busy each",
+            "throttled",
+            "threads waiting",
+            "switches/s",
+        ],
+        &rows,
+    )
+}
+
+fn evidence(evidence: &[Evidence]) -> String {
+    let rows: Vec<Vec<String>> = evidence
+        .iter()
+        .map(|one| {
+            let range = |summary: Option<Summary>| {
+                shown(summary.map(|summary| summary.median), units::figures)
+            };
+            let verdicts = one.threads_verdicts.iter();
+            let verdicts: Vec<String> = verdicts
+                .map(|(verdict, tasks)| format!("{tasks} {verdict}"))
+                .collect();
+            vec![
+                inline(&place(&one.group, &one.name)),
+                format!("{} of {}", one.pinned, one.pinned_known),
+                range(one.threads),
+                range(one.threads_expected),
+                inline(&verdicts.join(", ")),
+                inline(&one.cpus.first().cloned().unwrap_or_default()),
+            ]
+        })
+        .collect();
+    optional_table(
+        &[
+            "condition",
+            "tasks with exclusive CPUs",
+            "threads",
+            "expected",
+            "the agents' verdicts",
+            "for example",
+        ],
+        &rows,
+    )
+}
+
+fn matrix(matrix: &TrafficMatrix) -> String {
+    let mut head = vec!["bytes/s, both directions".to_owned()];
+    head.extend(matrix.servers.iter().map(|server| inline(server)));
+    let rows: Vec<Vec<String>> = matrix
+        .peers
+        .iter()
+        .zip(&matrix.bytes_per_second)
+        .map(|(peer, cells)| {
+            let cells = cells.iter().map(|cell| shown(*cell, units::bytes));
+            std::iter::once(inline(peer)).chain(cells).collect()
+        })
+        .collect();
+    let title = match matrix.group.as_str() {
+        "" => String::new(),
+        group => format!("\n### {}\n\n", capital(&inline(group))),
+    };
+    format!("{title}{}", table(&head, &rows))
+}
+
+/// A table; nothing without rows.
+fn optional_table(head: &[&str], rows: &[Vec<String>]) -> String {
+    let head: Vec<String> = head.iter().map(|name| (*name).to_owned()).collect();
+    if rows.is_empty() {
+        return String::new();
+    }
+    table(&head, rows)
+}
+
+/// A value with its interval or range.
+fn typical(estimate: Option<&Estimate>) -> String {
+    estimate.map_or_else(
+        || NONE.to_owned(),
+        |one| {
+            format!(
+                "{} ({} to {})",
+                units::figures(one.center()),
+                units::figures(one.low),
+                units::figures(one.high)
+            )
+        },
+    )
+}
+
+fn place(group: &str, name: &str) -> String {
+    match group {
+        "" => name.to_owned(),
+        group => format!("{group}, {name}"),
+    }
+}
+
+fn shown(value: Option<f64>, show: impl Fn(f64) -> String) -> String {
+    value.map_or_else(|| NONE.to_owned(), show)
+}
+
+fn capital(text: &str) -> String {
+    let mut letters = text.chars();
+    letters.next().map_or_else(String::new, |first| {
+        first.to_uppercase().collect::<String>() + letters.as_str()
+    })
+}
