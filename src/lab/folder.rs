@@ -11,12 +11,10 @@ use serde::de::DeserializeOwned;
 use serde_json::Value;
 
 use super::settings::Settings;
-use crate::experiment::results::{Experiment, FORM, RunRecord};
+use crate::experiment::results::{EXPERIMENT_FILE, Experiment, FORM, RUNS_FOLDER, RunRecord};
 use crate::text::parse_errors;
 
-const EXPERIMENT: &str = "experiment.json";
 const SETTINGS: &str = "settings.json";
-const RUNS: &str = "runs";
 const LOCK: &str = "lock";
 
 /// The folder of an experiment. Only one process has it at a time.
@@ -36,11 +34,11 @@ impl ResultsFolder {
     /// The folder can't be made, or has an experiment.
     pub fn create(path: &Path) -> anyhow::Result<Self> {
         ensure!(
-            !path.join(EXPERIMENT).exists(),
+            !path.join(EXPERIMENT_FILE).exists(),
             "{} has the results of an experiment: choose another folder with --out, or continue with --resume",
             path.display()
         );
-        fs::create_dir_all(path.join(RUNS))
+        fs::create_dir_all(path.join(RUNS_FOLDER))
             .with_context(|| format!("can't make the folder {}", path.display()))?;
         Self::locked(path)
     }
@@ -51,8 +49,8 @@ impl ResultsFolder {
     /// The folder has none, or another process has the folder.
     pub fn open(path: &Path) -> anyhow::Result<Self> {
         ensure!(
-            path.join(EXPERIMENT).exists(),
-            "{} has no {EXPERIMENT}: name the folder that pinfold scene run has made",
+            path.join(EXPERIMENT_FILE).exists(),
+            "{} has no {EXPERIMENT_FILE}: name the folder that pinfold scene run has made",
             path.display()
         );
         Self::locked(path)
@@ -88,11 +86,11 @@ impl ResultsFolder {
     /// # Errors
     /// A file can't be read, or comes from a newer version.
     pub fn read(&self) -> anyhow::Result<(Experiment, Settings)> {
-        let experiment: Experiment = self.json(EXPERIMENT)?;
+        let experiment: Experiment = self.json(EXPERIMENT_FILE)?;
         ensure!(
             experiment.form <= FORM,
             "{}: a newer version of Pinfold ({}) wrote the file: use that version",
-            self.path.join(EXPERIMENT).display(),
+            self.path.join(EXPERIMENT_FILE).display(),
             experiment.version
         );
         Ok((experiment, self.json(SETTINGS)?))
@@ -104,7 +102,7 @@ impl ResultsFolder {
     /// A file can't be written.
     pub fn write(&self, experiment: &Experiment, settings: &Settings) -> anyhow::Result<()> {
         self.put(SETTINGS, settings)?;
-        self.put(EXPERIMENT, experiment)
+        self.put(EXPERIMENT_FILE, experiment)
     }
 
     /// The record of a run; `None` if the run has not ended.
@@ -153,5 +151,5 @@ impl ResultsFolder {
 }
 
 fn run_file(number: u32) -> String {
-    format!("{RUNS}/{number:04}.json")
+    format!("{RUNS_FOLDER}/{number:04}.json")
 }

@@ -19,7 +19,7 @@ use crate::experiment::report::{
     Diagram, ExperimentReport, RunReport, StepMetric, Subject, analyse, compare, markdown, outcome,
     pictures, seconds_of, time,
 };
-use crate::experiment::results::outcome_markdown;
+use crate::experiment::results::{Outcome, outcome_markdown};
 use crate::promql::{Prometheus, PrometheusAccess, RequestedRun, discover, gather};
 
 /// The variable with the URL of a Prometheus.
@@ -162,12 +162,7 @@ impl ReportArgs {
     fn of_folder(&self, folder: &Path) -> anyhow::Result<ExitCode> {
         let (outcome, counting) = results::read(folder)?;
         if let Some(out) = &self.out {
-            let files = [
-                ("report.html", page(&outcome)),
-                ("report.json", as_json(&outcome)?),
-                ("report.md", outcome_markdown(&outcome)),
-            ];
-            write(out, &files)?;
+            write_outcome(out, &outcome)?;
         }
         match self.output {
             ReportOutput::Markdown => super::super::document(&outcome_markdown(&outcome))?,
@@ -417,6 +412,16 @@ fn as_json(report: &impl serde::Serialize) -> anyhow::Result<String> {
     let cannot = "can't write the report as JSON";
     let value = serde_json::to_value(report).context(cannot)?;
     serde_json::to_string_pretty(&value).context(cannot)
+}
+
+/// Writes the report of an experiment as files of a folder.
+pub(super) fn write_outcome(folder: &Path, outcome: &Outcome) -> anyhow::Result<()> {
+    let files = [
+        ("report.html", page(outcome)),
+        ("report.json", as_json(outcome)?),
+        ("report.md", outcome_markdown(outcome)),
+    ];
+    write(folder, &files)
 }
 
 /// Writes a report's files, whose texts are all ready. Each file is replaced atomically, and none if one of them can't be written.

@@ -409,15 +409,15 @@ async fn conduct(lab: &Lab, folder: &Path) -> anyhow::Result<ExitCode> {
         )
     })?;
     match conclusion {
-        Conclusion::Done { failed: 0 } => {
-            super::super::emit([format!("done: pinfold scene report {shown}")])?;
-            Ok(ExitCode::SUCCESS)
-        }
         Conclusion::Done { failed } => {
-            super::super::emit([format!(
-                "done, but {} failed for good: pinfold scene report {shown} names the reasons",
+            report(folder)?;
+            if failed == 0 {
+                return Ok(ExitCode::SUCCESS);
+            }
+            super::super::complain(format_args!(
+                "{} failed for good: the report names the reasons",
                 counted(failed, "run")
-            )])?;
+            ));
             Ok(ExitCode::FAILURE)
         }
         Conclusion::Useless { why } => anyhow::bail!(
@@ -430,6 +430,16 @@ async fn conduct(lab: &Lab, folder: &Path) -> anyhow::Result<ExitCode> {
             Ok(ExitCode::from(INTERRUPTED))
         }
     }
+}
+
+/// Writes the report into the folder, and prints the answers.
+fn report(folder: &Path) -> anyhow::Result<()> {
+    let (outcome, _) = super::results::read(folder)?;
+    super::report::write_outcome(folder, &outcome)?;
+    let caution = outcome.caution.iter().map(String::clone);
+    let answers = outcome.answers.iter().map(|answer| answer.sentence.clone());
+    let last = format!("report: {}", folder.join("report.html").display());
+    super::super::emit(caution.chain(answers).chain([last]))
 }
 
 // === impl StepArgs ===
