@@ -16,7 +16,14 @@ const MANY_ROWS: usize = 12;
 pub(super) fn answers(outcome: &Outcome) -> String {
     let mut html = String::new();
     if outcome.answers.is_empty() {
-        html.push_str("<p>Nothing was compared that a verdict could be about.</p>\n");
+        html.push_str("<p>There is no verdict: it needs several runs of what is compared.</p>\n");
+        for other in &outcome.others {
+            let _ = writeln!(
+                html,
+                "<p>{}.</p>",
+                text(other.sentence.trim_end_matches('.'))
+            );
+        }
     }
     for answer in &outcome.answers {
         let (badge, class) = badge(answer);
@@ -96,9 +103,13 @@ fn row(answer: &Answer, scale: &Scale) -> PlotRow {
         units::change(estimate.center()),
         units::change_span(estimate.low, estimate.high),
     );
+    let value = match estimate.values {
+        1 => center.clone(),
+        _ => format!("{center}<small>{span}</small>"),
+    };
     PlotRow {
         name,
-        value: format!("{center}<small>{span}</small>"),
+        value,
         drawing,
         label: format!("{center}, {span}"),
     }

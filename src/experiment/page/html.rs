@@ -83,7 +83,12 @@ pub(super) fn table(label: &str, class: &str, head: &[&str], rows: &[Vec<Cell>])
         "<div class=\"wide\" role=\"region\" tabindex=\"0\" aria-label=\"{}\"><table class=\"{class}\"><thead><tr>",
         text(label)
     );
-    for (at, cell) in head.iter().enumerate() {
+    // A column that nobody measured is left out.
+    let is_known = |at: usize| {
+        let mut cells = rows.iter().filter_map(|row| row.get(at));
+        at == 0 || cells.any(|cell| !matches!(cell.html.as_str(), "" | "–"))
+    };
+    for (at, cell) in head.iter().enumerate().filter(|(at, _)| is_known(*at)) {
         // A heading stands as the cells below it.
         let attributes = rows.first().and_then(|row| row.get(at));
         let attributes = attributes.map_or("", |cell| cell.attributes.as_str());
@@ -103,7 +108,7 @@ pub(super) fn table(label: &str, class: &str, head: &[&str], rows: &[Vec<Cell>])
                 attributes,
                 html: cell,
             },
-        ) in row.iter().enumerate()
+        ) in row.iter().enumerate().filter(|(at, _)| is_known(*at))
         {
             let _ = match at {
                 0 => write!(html, "<th scope=\"row\">{cell}</th>"),
@@ -118,6 +123,22 @@ pub(super) fn table(label: &str, class: &str, head: &[&str], rows: &[Vec<Cell>])
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_column_of_which_nothing_is_known_is_left_out() {
+        let row = |value: &str| {
+            let unknown = Cell::number("–".to_owned());
+            vec![Cell::words("a"), unknown, Cell::number(value.to_owned())]
+        };
+        let html = table(
+            "t",
+            "",
+            &["name", "unknown", "known"],
+            &[row("–"), row("1")],
+        );
+        assert!(!html.contains("unknown"), "{html}");
+        assert_eq!(html.matches("<td").count(), 2, "{html}");
+    }
 
     #[test]
     fn no_text_ends_an_element_or_an_attribute() {

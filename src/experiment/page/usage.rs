@@ -77,6 +77,7 @@ fn row(role: &RoleOutcome, scale: &Scale) -> PlotRow {
     let of = given.map_or_else(String::new, |cpus| format!(" of {}", mark(cpus)));
     let value = match &role.cpus_used {
         None => NONE.to_owned(),
+        Some(used) if used.values == 1 => format!("{}{of}", units::figures(used.median)),
         Some(used) => format!(
             "{}{of}<small>{} to {}</small>",
             units::figures(used.median),
