@@ -19,13 +19,17 @@ use super::{Api, Backoff, Call, ErrorKind, Failure, Jitter};
 /// The shortest and the longest wait before a request is repeated.
 const WAITS: (Duration, Duration) = (Duration::from_millis(500), Duration::from_secs(15));
 
+/// How long the log of a container may take. Logs can be long, and connections slow.
+const LOG_DEADLINE: Duration = Duration::from_secs(300);
+
 /// The number of objects on a page.
 const PAGE: u32 = 500;
 
 /// What became of a creation.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq)]
 pub enum Creation {
-    Created,
+    /// The object as the server stored it.
+    Created(Value),
     /// An object with the name exists: the caller's own, if an answer got lost.
     Exists,
 }
@@ -36,6 +40,8 @@ pub struct PatientApi {
     api: Api,
     /// How long a request is repeated after its first failure.
     patience: Duration,
+    /// How long a refusal (401, 403) is repeated.
+    forgives: Duration,
 }
 
 // === impl PatientApi ===
@@ -43,7 +49,20 @@ pub struct PatientApi {
 impl PatientApi {
     /// A client that repeats a request for `patience` while the server can't be reached, is overloaded or fails.
     pub fn new(api: Api, patience: Duration) -> Self {
-        Self { api, patience }
+        Self {
+            api,
+            patience,
+            forgives: Duration::ZERO,
+        }
+    }
+
+    /// A client that also repeats refusals for `time`: a server that has just started refuses everybody until it has read its roles.
+    #[must_use]
+    pub fn forgiving(self, time: Duration) -> Self {
+        Self {
+            forgives: time,
+            ..self
+        }
     }
 
     /// The client beneath, which repeats nothing.
@@ -112,7 +131,7 @@ impl PatientApi {
     /// Any [`Failure`] but that the object exists.
     pub async fn create(&self, path: &str, object: &Value) -> Result<Creation, Failure> {
         match self.post::<Value>(path, object).await {
-            Ok(_) => Ok(Creation::Created),
+            Ok(object) => Ok(Creation::Created(object)),
             Err(failure) if failure.kind() == ErrorKind::Conflict => Ok(Creation::Exists),
             Err(failure) => Err(failure),
         }
@@ -173,7 +192,8 @@ impl PatientApi {
         Ok(())
     }
 
-    /// What a container has written, each line after the runtime's time of it; `None` without such a pod.
+    /// What a container has written, each line after the runtime's time of it; `None` without such a pod, and for a container that has
+    /// not begun.
     ///
     /// # Errors
     /// Any other [`Failure`].
@@ -189,12 +209,15 @@ impl PatientApi {
         let text = self
             .repeat(|| async {
                 let request = self.request(&Method::GET, &path, None)?;
-                self.api.text(Call::Other, request).await
+                let api = self.api.with_deadline(LOG_DEADLINE);
+                api.text(Call::Other, request).await
             })
             .await;
         match text {
             Ok(text) => Ok(Some(text)),
-            Err(failure) if failure.kind() == ErrorKind::NotFound => Ok(None),
+            Err(failure) if matches!(failure.kind(), ErrorKind::NotFound | ErrorKind::Refused) => {
+                Ok(None)
+            }
             Err(failure) => Err(failure),
         }
     }
@@ -227,7 +250,7 @@ impl PatientApi {
         request.body(bytes).map_err(|error| self.api.unbuilt(error))
     }
 
-    /// Sends a request until it succeeds, fails for good, or the patience is over.
+    /// Sends a request until it succeeds, fails for good, or the time for repeats is over.
     ///
     /// # Errors
     /// Any [`Failure`].
@@ -239,10 +262,15 @@ impl PatientApi {
         let mut until = None;
         loop {
             let failure = match request().await {
-                Err(failure) if failure.is_retryable() => failure,
+                Err(failure) => failure,
                 answer => return answer,
             };
-            let until = *until.get_or_insert_with(|| Instant::now() + self.patience);
+            let time = match failure.kind() {
+                _ if failure.is_retryable() => self.patience,
+                ErrorKind::Forbidden | ErrorKind::Unauthorized => self.forgives,
+                _ => Duration::ZERO,
+            };
+            let until = *until.get_or_insert_with(|| Instant::now() + time);
             let wait = backoff.wait(jitter.roll(), failure.retry_after());
             if Instant::now() + wait > until {
                 return Err(failure);

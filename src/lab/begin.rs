@@ -15,7 +15,7 @@ use super::settings::{Before, Limits, Settings};
 use super::switch::rivals;
 use crate::cluster::agents::Agents;
 use crate::cluster::patient::PatientApi;
-use crate::cluster::scenes;
+use crate::cluster::{ErrorKind, scenes};
 use crate::experiment::results::{
     CaseFacts, ClusterFacts, Experiment, FORM, JobFacts, NodeFacts, SceneFacts, StepSource,
 };
@@ -104,8 +104,24 @@ pub async fn begin(
         reclaim: None,
         ..request.job.clone()
     };
-    let design = Design::new(conditions(&scenes, &request.ways), request.options)?;
+    let all = conditions(&scenes, &request.ways);
+    let design = Design::new(all.iter().copied(), request.options)?;
+    let servers = |condition: &&Condition| {
+        let case = scenes
+            .get(condition.scene)
+            .and_then(|scene| scene.cases.get(condition.case));
+        case.map_or(0, |case| case.servers)
+    };
+    let warm_up = all
+        .iter()
+        .max_by_key(servers)
+        .context("no case has servers")?;
     let before = before(api, &request, &namespace).await?;
+    ensure!(
+        before.had_namespace || !makes_claims(&job),
+        "the job asks for new PersistentVolumeClaims (size), and the namespace {namespace} would be deleted with them at the end: \
+         create a namespace, and name it with --job-namespace"
+    );
     check_rights(api, server, &request, &job, &before).await?;
     let around = surroundings(api, agents, server, &request.plan).await?;
     let rivals = rivals(api, &request.plan, &around.nodes).await?;
@@ -122,7 +138,7 @@ pub async fn begin(
         job: job_facts(&request, &job, &scenes)?,
         scenes,
         steps: request.steps.clone(),
-        order: order(&design, request.seed),
+        order: order(&design, request.seed, *warm_up),
         seed: request.seed,
         design,
     };
@@ -137,6 +153,7 @@ pub async fn begin(
             agent_namespace: request.agent_namespace,
             retries: request.retries,
             limits: request.limits,
+            has_prometheus: request.has_prometheus,
             before,
         },
         experiment,
@@ -155,12 +172,10 @@ async fn check_rights(
         namespace: job.namespace.as_deref().unwrap_or_default(),
         agent_namespace: &request.agent_namespace,
         format: request.format,
+        has_gang: job.gang.is_some(),
         creates_plan: !before.had_plan,
         creates_namespace: !before.had_namespace,
-        has_claims: [&job.data, &job.log]
-            .into_iter()
-            .flatten()
-            .any(|folder| folder.size.is_some()),
+        has_claims: makes_claims(job),
         asks_agents: true,
     };
     let missing = missing_rights(api, &needed(intent)).await?;
@@ -249,6 +264,14 @@ fn conditions(scenes: &[SceneFacts], ways: &[Way]) -> Vec<Condition> {
 async fn before(api: &PatientApi, request: &Request, namespace: &str) -> anyhow::Result<Before> {
     let found: Option<Value> = api.get(&format!("/api/v1/namespaces/{namespace}")).await?;
     let had_namespace = found.is_some();
+    let other = found
+        .as_ref()
+        .and_then(|found| found["metadata"]["labels"][EXPERIMENT_LABEL].as_str());
+    ensure!(
+        other.is_none(),
+        "the namespace {namespace} is that of experiment {}, which deletes it at its end: choose another one with --job-namespace",
+        other.unwrap_or_default()
+    );
     let name = request.plan.metadata.name.as_deref().unwrap_or_default();
     let path = format!("/apis/pinfold.io/v1alpha1/sceneplans/{name}");
     let plan: Option<Value> = api.get(&path).await?;
@@ -305,6 +328,7 @@ async fn surroundings(
     };
     let mut facts = ClusterFacts {
         server: server.to_owned(),
+        id: cluster_id(api).await?,
         kubernetes: version(api).await,
         nodes: Vec::new(),
     };
@@ -333,6 +357,24 @@ async fn surroundings(
         facts,
         givable,
     })
+}
+
+/// The uid of the namespace kube-system, by which people tell clusters apart; `None` if the user may not read it.
+///
+/// # Errors
+/// A request fails.
+pub(super) async fn cluster_id(api: &PatientApi) -> anyhow::Result<Option<String>> {
+    match api.get::<Value>("/api/v1/namespaces/kube-system").await {
+        Ok(found) => Ok(found.and_then(|found| text_at(&found, "/metadata/uid"))),
+        Err(failure) if failure.kind() == ErrorKind::Forbidden => Ok(None),
+        Err(failure) => Err(failure).context("can't read the namespace kube-system"),
+    }
+}
+
+/// Whether a job makes claims of its own.
+fn makes_claims(job: &TrainingJob) -> bool {
+    let folders = [&job.data, &job.log].into_iter().flatten();
+    folders.into_iter().any(|folder| folder.size.is_some())
 }
 
 async fn version(api: &PatientApi) -> Option<String> {
@@ -437,16 +479,27 @@ fn check_cases(
                 .with_context(|| format!("{name} does not fit"))?;
             let most = needs.values().copied().max().unwrap_or_default();
             sizes.lines.push(format!(
-                "{name}: {} on {}, up to {} on a node",
+                "{name}: {} on {}, up to {} on a node{}",
                 counted(pods, "pod"),
                 counted(case.servers, "node"),
-                counted(most, "exclusive CPU")
+                counted(most, "exclusive CPU"),
+                can_give(around)
             ));
         }
     }
     sizes.warnings.sort();
     sizes.warnings.dedup();
     Ok(sizes)
+}
+
+/// How many CPUs the candidates can give, as the end of a sentence.
+fn can_give(around: &Surroundings) -> String {
+    let given = || around.givable.values();
+    match (given().min(), given().max()) {
+        (Some(least), Some(most)) if least == most => format!(", which can give {most}"),
+        (Some(least), Some(most)) => format!(", which can give {least} to {most}"),
+        _ => String::new(),
+    }
 }
 
 /// Checks that the scheduler would find a node for every task.
@@ -644,7 +697,9 @@ fn preview(
     ));
     lines.push(format!(
         "time: the job's own, and about a minute for each change; at most {} min a run",
-        (request.limits.switch * 2 + request.limits.start + request.limits.run).div_ceil(60)
+        ((request.limits.switch * 2 + request.limits.start + request.limits.run)
+            * u64::from(request.retries + 1))
+        .div_ceil(60)
     ));
     lines
 }

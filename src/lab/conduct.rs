@@ -2,21 +2,29 @@
 
 use std::time::Duration;
 
-use anyhow::bail;
+use anyhow::ensure;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
+use super::begin::cluster_id;
 use super::folder::ResultsFolder;
 use super::objects::Objects;
 use super::series::RunSeries;
 use super::settings::Settings;
 use super::steps::StepPattern;
-use super::switch::PlanSwitch;
+use super::switch::{PlanSwitch, rivals};
 use crate::cluster::agents::Agents;
 use crate::cluster::patient::PatientApi;
+use crate::cluster::scenes;
 use crate::experiment::report::StepMetric;
 use crate::experiment::results::{Experiment, FORM, PlannedRun, RunRecord, StepSource};
 use crate::promql::Prometheus;
+
+/// How long refusals are repeated: a server that has just started refuses everybody until it has read its roles.
+const FORGIVES: Duration = Duration::from_secs(60);
+
+/// How long a request that was under way when the user interrupted may still have an effect.
+const SETTLES: Duration = Duration::from_secs(2);
 
 /// An experiment on a cluster.
 pub struct Lab {
@@ -48,8 +56,8 @@ pub(super) struct Times {
 pub enum Conclusion {
     /// All runs are recorded, this number of them as failed.
     Done { failed: usize },
-    /// The warm-up failed for this reason, and so would every run.
-    Useless { why: String },
+    /// The warm-up failed for this reason, and the other runs would, too.
+    WarmUpFailed { why: String },
     /// The user has ended it; some runs are missing.
     Interrupted,
 }
@@ -83,7 +91,7 @@ impl Lab {
     /// A lab for the experiment of a folder. No request is sent.
     ///
     /// # Errors
-    /// A file of the folder can't be read, or a step metric lacks a Prometheus.
+    /// A file of the folder can't be read.
     pub fn new(folder: ResultsFolder, tools: LabTools) -> anyhow::Result<Self> {
         let (experiment, settings) = folder.read()?;
         let LabTools {
@@ -92,6 +100,9 @@ impl Lab {
             prometheus,
             say,
         } = tools;
+        let api = api.forgiving(FORGIVES);
+        // One that the experiment did not begin with, perhaps from the environment, would mix two kinds of evidence.
+        let prometheus = prometheus.filter(|_| settings.has_prometheus);
         let (pattern, step_metric) = match &experiment.steps {
             StepSource::Lines { pattern } => (Some(pattern.parse()?), None),
             StepSource::Metric { name } => {
@@ -99,9 +110,6 @@ impl Lab {
                 (None, Some(metric))
             }
         };
-        if step_metric.is_some() && prometheus.is_none() {
-            bail!("the steps come from a metric: name the Prometheus with --prometheus");
-        }
         Ok(Self {
             objects: Objects::new(api.clone(), &experiment.namespace, &experiment.id),
             plan: PlanSwitch::new(api.clone(), settings.plan.clone(), &experiment.id),
@@ -126,12 +134,17 @@ impl Lab {
         }
     }
 
-    /// Carries out all runs that have no record yet, and then puts everything back, also if `stop` comes first.
+    /// Carries out all runs that have no usable record yet, until `stop`. [`Self::put_back`] is to follow.
     ///
     /// # Errors
     /// The experiment can't go on, for example because the API server is away for too long. Everything stays as it is then, for
     /// another try.
-    pub async fn conduct(&self, stop: &CancellationToken) -> anyhow::Result<Conclusion> {
+    pub async fn conduct(&mut self, stop: &CancellationToken) -> anyhow::Result<Conclusion> {
+        ensure!(
+            self.prometheus.is_some() || !self.settings.has_prometheus,
+            "the experiment began with a Prometheus: name it with --prometheus"
+        );
+        self.check_cluster().await?;
         let conclusion = tokio::select! {
             conclusion = self.all_runs() => conclusion?,
             () = stop.cancelled() => Conclusion::Interrupted,
@@ -140,28 +153,48 @@ impl Lab {
             self.tell(
                 "interrupted: the current run's objects are deleted, and everything is put back",
             );
+            // A creation that was under way may still come.
+            tokio::time::sleep(SETTLES).await;
         }
-        self.put_back().await?;
         Ok(conclusion)
     }
 
+    /// Refuses another cluster than the one in which the experiment began.
+    async fn check_cluster(&self) -> anyhow::Result<()> {
+        // Whoever may not read it, should not wait for it.
+        let there = cluster_id(&self.api.clone().forgiving(Duration::ZERO)).await?;
+        let ours = &self.experiment.cluster.id;
+        ensure!(
+            there.is_none() || ours.is_none() || there == *ours,
+            "this is another cluster than the one in which the experiment began ({}): choose it with --context or --kubeconfig",
+            self.experiment.cluster.server
+        );
+        Ok(())
+    }
+
     /// Deletes the objects of the experiment, and gives back or removes the plan and the namespace. What is gone already needs
-    /// nothing, so it can be called again.
+    /// nothing, so it can be called again. A step that fails keeps no other from its work.
     ///
     /// # Errors
-    /// A request fails, or something does not go in time.
+    /// What is left, all of it.
     pub async fn put_back(&self) -> anyhow::Result<()> {
+        self.check_cluster().await?;
         let limit = self.limits().switch;
-        self.objects.delete_all().await?;
-        self.objects.gone(limit).await?;
+        let mut left = Vec::new();
+        let mut note = |done: anyhow::Result<()>| {
+            left.extend(done.err().map(|error| format!("{error:#}")));
+        };
+        note(self.objects.delete_all().await);
+        note(self.objects.gone(limit).await);
         if self.settings.before.had_plan {
-            self.plan.give_back(&self.settings.before).await?;
+            note(self.plan.give_back(&self.settings.before).await);
         } else {
-            self.plan.remove(limit).await?;
+            note(self.plan.remove(limit).await);
         }
         if !self.settings.before.had_namespace {
-            self.objects.delete_namespace(limit).await?;
+            note(self.objects.delete_namespace(limit).await);
         }
+        ensure!(left.is_empty(), "{}", left.join("; "));
         Ok(())
     }
 
@@ -170,8 +203,13 @@ impl Lab {
     }
 
     /// Carries out the runs that have no record.
-    async fn all_runs(&self) -> anyhow::Result<Conclusion> {
-        self.plan.take(&self.settings.before).await?;
+    async fn all_runs(&mut self) -> anyhow::Result<Conclusion> {
+        if let Some(active) = self.plan.take(&self.settings.before).await? {
+            // The user may have chosen another case since the experiment was interrupted.
+            self.settings.before.active = active;
+            self.folder.write(&self.experiment, &self.settings)?;
+        }
+        self.check_rivals().await?;
         if !self.settings.before.had_namespace {
             self.objects.create_namespace().await?;
         }
@@ -183,13 +221,14 @@ impl Lab {
         let (began, mut done) = (Instant::now(), 0_u32);
         for (place, run) in self.experiment.order.iter().enumerate() {
             let record = match self.folder.record(run.number)? {
-                Some(record) => record,
-                None => {
+                // What failed for good before an interruption may work now.
+                Some(record) if record.failure.is_none() => record,
+                _ => {
                     let record = self.run(run).await?;
                     if let (None, Some(why)) = (run.block, &record.failure) {
                         // Without a record, so that a continued experiment tries it again.
                         let why = why.clone();
-                        return Ok(Conclusion::Useless { why });
+                        return Ok(Conclusion::WarmUpFailed { why });
                     }
                     self.folder.put_record(&record)?;
                     done += 1;
@@ -206,6 +245,14 @@ impl Lab {
             failed += usize::from(record.failure.is_some());
         }
         Ok(Conclusion::Done { failed })
+    }
+
+    /// Refuses to go on beside another plan that wants the same nodes, perhaps of an experiment that began at the same moment.
+    async fn check_rivals(&self) -> anyhow::Result<()> {
+        let nodes = self.api.repeat(|| scenes::nodes(self.api.api())).await?;
+        let rivals = rivals(&self.api, self.plan.plan(), &nodes).await?;
+        ensure!(rivals.is_empty(), "{}", rivals.join("\n"));
+        Ok(())
     }
 
     /// Tries a run until it is usable or has failed too often.

@@ -38,6 +38,12 @@ impl ResultsFolder {
             "{} has the results of an experiment: choose another folder with --out, or continue with --resume",
             path.display()
         );
+        let runs = fs::read_dir(path.join(RUNS_FOLDER));
+        ensure!(
+            runs.is_err() || runs.is_ok_and(|mut runs| runs.next().is_none()),
+            "{} has runs of an earlier experiment: choose another folder with --out",
+            path.display()
+        );
         fs::create_dir_all(path.join(RUNS_FOLDER))
             .with_context(|| format!("can't make the folder {}", path.display()))?;
         Self::locked(path)
@@ -88,8 +94,8 @@ impl ResultsFolder {
     pub fn read(&self) -> anyhow::Result<(Experiment, Settings)> {
         let experiment: Experiment = self.json(EXPERIMENT_FILE)?;
         ensure!(
-            experiment.form <= FORM,
-            "{}: a newer version of Pinfold ({}) wrote the file: use that version",
+            experiment.form == FORM,
+            "{}: another version of Pinfold ({}) wrote the file: use that version",
             self.path.join(EXPERIMENT_FILE).display(),
             experiment.version
         );

@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use anyhow::{Context, bail, ensure};
+use k8s_openapi::jiff::Timestamp;
 use kube::core::params::ListParams;
 use serde_json::{Value, json};
 use tokio::time::Instant;
@@ -111,33 +112,55 @@ impl Objects {
     }
 
     /// Creates the objects in their order. One that exists must be this experiment's own, from a request whose answer got lost.
+    /// Returns how far this machine's clock is before the server's, in seconds, by the first object's time.
     ///
     /// # Errors
     /// The server refuses an object, or a name is taken.
-    pub(super) async fn create(&self, objects: &[Value]) -> anyhow::Result<()> {
+    pub(super) async fn create(&self, objects: &[Value], limit: Duration) -> anyhow::Result<f64> {
+        let mut ahead = None;
         for object in objects {
-            let collection = self.collection(object)?;
-            let kind = object["kind"].as_str().unwrap_or_default();
-            let name = object["metadata"]["name"].as_str().unwrap_or_default();
+            let created = self.create_one(object, limit).await?;
+            ahead = ahead.or_else(|| {
+                let text = created.as_ref()?["metadata"]["creationTimestamp"].as_str()?;
+                let at: Timestamp = text.parse().ok()?;
+                Some(Timestamp::now().duration_since(at).as_secs_f64())
+            });
+        }
+        Ok(ahead.unwrap_or_default())
+    }
+
+    /// Creates an object, and returns it, unless it was there.
+    async fn create_one(&self, object: &Value, limit: Duration) -> anyhow::Result<Option<Value>> {
+        let collection = self.collection(object)?;
+        let kind = object["kind"].as_str().unwrap_or_default();
+        let name = object["metadata"]["name"].as_str().unwrap_or_default();
+        let until = Instant::now() + limit;
+        loop {
             let created = self.api.create(&collection, object).await;
             let created = created.with_context(|| {
                 format!("can't create {kind} {name} in namespace {}", self.namespace)
             })?;
-            if created == Creation::Created || kind == CLAIM.kind {
-                continue;
+            if let Creation::Created(object) = created {
+                return Ok(Some(object));
             }
             let existing: Option<Value> = self.api.get(&format!("{collection}/{name}")).await?;
+            let is_going = existing
+                .as_ref()
+                .is_none_or(|object| !object["metadata"]["deletionTimestamp"].is_null());
             let label = existing
                 .as_ref()
                 .and_then(|object| object["metadata"]["labels"][EXPERIMENT_LABEL].as_str());
+            if !is_going && (label == Some(self.experiment.as_str()) || kind == CLAIM.kind) {
+                return Ok(None);
+            }
             ensure!(
-                label == Some(self.experiment.as_str()),
+                is_going && Instant::now() < until,
                 "{kind} {name} exists in namespace {} and is not of this experiment: delete it, or choose another namespace \
                  with --job-namespace",
                 self.namespace
             );
+            tokio::time::sleep(LOOK).await;
         }
-        Ok(())
     }
 
     /// Deletes all objects of the experiment.
@@ -146,7 +169,13 @@ impl Objects {
     /// A request fails.
     pub(super) async fn delete_all(&self) -> anyhow::Result<()> {
         for kind in &KINDS {
-            let deleted = self.api.delete_all(&self.path(kind), self.selector()).await;
+            let api = if kind.is_rare {
+                // Whoever has no rights there has no such objects, either, and should not wait.
+                self.api.clone().forgiving(Duration::ZERO)
+            } else {
+                self.api.clone()
+            };
+            let deleted = api.delete_all(&self.path(kind), self.selector()).await;
             match deleted {
                 Err(failure) if kind.is_rare && is_absent(&failure) => {}
                 deleted => deleted.with_context(|| {
@@ -192,7 +221,8 @@ impl Objects {
                 });
                 let names: Vec<String> = names.take(MOST_NAMED).collect();
                 bail!(
-                    "{} pods of the run still exist {} s after their deletion, among them {}: look at kubectl describe pod -n {}",
+                    "{} pods of the run still exist {} s after their deletion, among them {}: look at kubectl describe pod -n {}, and then use --resume \
+                     or --abort",
                     pods.len(),
                     limit.as_secs(),
                     names.join(", "),
@@ -214,7 +244,23 @@ impl Objects {
             "metadata": {"name": self.namespace, "labels": {EXPERIMENT_LABEL: self.experiment}},
         });
         let created = self.api.create("/api/v1/namespaces", &object).await;
-        created.with_context(|| format!("can't create the namespace {}", self.namespace))?;
+        let created =
+            created.with_context(|| format!("can't create the namespace {}", self.namespace))?;
+        if created != Creation::Exists {
+            return Ok(());
+        }
+        let path = format!("/api/v1/namespaces/{}", self.namespace);
+        let found: Value = self.api.get(&path).await?.unwrap_or_default();
+        ensure!(
+            found["metadata"]["labels"][EXPERIMENT_LABEL] == json!(self.experiment),
+            "somebody else has created the namespace {} meanwhile: choose another one with --job-namespace",
+            self.namespace
+        );
+        ensure!(
+            found["metadata"]["deletionTimestamp"].is_null(),
+            "the namespace {} is being deleted: try again when it is gone",
+            self.namespace
+        );
         Ok(())
     }
 

@@ -6,15 +6,15 @@ use crate::experiment::statistics::{Condition, Design};
 /// The runs of a design in their order: a warm-up, then blocks that each hold every condition once, in an order of their own.
 /// Whatever drifts over hours then drifts for all conditions alike.
 ///
-/// The warm-up is the first run of the first block once more. It pulls the images and fills the page caches, which otherwise
-/// only the first run would pay for.
-pub fn order(design: &Design, seed: u64) -> Vec<PlannedRun> {
-    let blocks = blocks(design, seed, 0);
-    let warm_up = blocks.first().map(|first| PlannedRun {
+/// The warm-up should be a run on as many nodes as possible: it pulls the images and fills the page caches, which otherwise the first
+/// runs would pay for.
+pub fn order(design: &Design, seed: u64, warm_up: Condition) -> Vec<PlannedRun> {
+    let warm_up = PlannedRun {
+        number: 0,
         block: None,
-        ..*first
-    });
-    numbered(warm_up.into_iter().chain(blocks), 0)
+        condition: warm_up,
+    };
+    numbered([warm_up].into_iter().chain(blocks(design, seed, 0)), 0)
 }
 
 /// The runs of the blocks that an extension adds after the first `before`, without a warm-up.
@@ -63,13 +63,17 @@ mod tests {
         Design::new(Condition::all(2, 2, &Way::ALL), options).unwrap()
     }
 
+    fn warm_up(design: &Design) -> Condition {
+        design.conditions().last().unwrap()
+    }
+
     #[test]
     fn each_block_holds_every_condition_once_in_its_own_order() {
         let design = design(6);
-        let runs = order(&design, 7);
+        let runs = order(&design, 7, warm_up(&design));
         assert_eq!(runs.len(), 1 + 6 * 16);
         assert_eq!(runs[0].block, None);
-        assert_eq!(runs[0].condition, runs[1].condition);
+        assert_eq!(runs[0].condition, warm_up(&design));
         let numbers: Vec<u32> = runs.iter().map(|run| run.number).collect();
         assert_eq!(numbers, (1..=97).collect::<Vec<u32>>());
         let mut orders = BTreeSet::new();
@@ -80,17 +84,17 @@ mod tests {
             orders.insert(block.iter().map(|run| run.condition).collect::<Vec<_>>());
         }
         assert_eq!(orders.len(), 6);
-        assert_eq!(order(&design, 7), runs);
-        assert_ne!(order(&design, 8), runs);
+        assert_eq!(order(&design, 7, warm_up(&design)), runs);
+        assert_ne!(order(&design, 8, warm_up(&design)), runs);
     }
 
     #[test]
     fn an_extension_continues_the_same_order() {
         let short = design(3);
-        let before = order(&short, 7);
+        let before = order(&short, 7, warm_up(&short));
         let longer = short.extend(2).unwrap();
         let added = extension(&longer, 7, 3, before.last().unwrap().number);
-        let whole = order(&longer, 7);
+        let whole = order(&longer, 7, warm_up(&longer));
         assert_eq!([before, added].concat(), whole);
     }
 }

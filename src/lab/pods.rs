@@ -1,4 +1,4 @@
-//! [`TaskPod`] and [`judge`]: how a run's pods are, and what follows for the run.
+//! [`TaskPod`] and [`KnownPods`]: how a run's pods are, and what follows for the run.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -170,44 +170,80 @@ fn disruption(status: &Value) -> Option<String> {
     text(&found["message"]).or_else(|| text(&found["reason"]))
 }
 
-/// How a run is, by its pods. `seen` has the uids of the pods that were there before; it gets the new ones.
-///
-/// A pod that fails, that somebody deletes or that is replaced makes the run a failure, because its steps would be those of a
-/// disturbed job. A container that starts again in the same pod does not: programs may wait for each other in this way.
-pub(super) fn judge(
-    pods: &[TaskPod],
-    expected: &ExpectedTasks,
-    seen: &mut BTreeSet<String>,
-) -> RunState {
-    let there: BTreeSet<&str> = pods.iter().map(|pod| pod.uid.as_str()).collect();
-    if seen.iter().any(|uid| !there.contains(uid.as_str())) {
-        return RunState::Failed("a pod of the run is gone: it was evicted or deleted".to_owned());
+/// The pods of a run, with their last states: an operator may delete pods at the very end of a job.
+#[derive(Debug, Clone, Default)]
+pub(super) struct KnownPods {
+    /// By uid.
+    pods: BTreeMap<String, TaskPod>,
+    /// The uids that the last list had.
+    there: BTreeSet<String>,
+}
+
+// === impl KnownPods ===
+
+impl KnownPods {
+    /// Takes a list of all pods that are there.
+    pub(super) fn update(&mut self, listed: Vec<TaskPod>) {
+        self.there = listed.iter().map(|pod| pod.uid.clone()).collect();
+        for pod in listed {
+            // A pod that is being deleted keeps what it was.
+            let is_over = |known: &TaskPod| known.state == PodState::Succeeded;
+            if !self.pods.get(&pod.uid).is_some_and(is_over) {
+                self.pods.insert(pod.uid.clone(), pod);
+            }
+        }
     }
-    seen.extend(pods.iter().map(|pod| pod.uid.clone()));
-    if let Some(why) = pods.iter().find_map(failure) {
-        return RunState::Failed(why);
+
+    pub(super) fn all(&self) -> impl Iterator<Item = &TaskPod> {
+        self.pods.values()
     }
-    let succeeded = |role: &str| {
-        let of_role = pods.iter().filter(|pod| pod.role == role);
-        let count = of_role
-            .filter(|pod| pod.state == PodState::Succeeded)
-            .count();
-        count >= expected.of(role) as usize
-    };
-    let has_ended = if expected.ends_with_chief {
-        succeeded(CHIEF)
-    } else {
-        let mut deciding = expected.deciding();
-        deciding.all(succeeded)
-    };
-    if has_ended {
-        return RunState::Ended;
+
+    pub(super) fn count(&self) -> usize {
+        self.pods.len()
     }
-    let late = expected.late(pods);
-    if late.is_empty() {
-        RunState::Running
-    } else {
-        RunState::Starting(late)
+
+    /// How often containers were started again, all together.
+    pub(super) fn restarts(&self) -> u32 {
+        self.all().map(|pod| pod.restarts).sum()
+    }
+
+    /// How a run is.
+    ///
+    /// A pod that fails, that somebody deletes or that is replaced makes the run a failure, because its steps would be those of a
+    /// disturbed job. A container that starts again in the same pod does not as long as others are still missing: programs may
+    /// wait for each other in this way.
+    pub(super) fn judge(&self, expected: &ExpectedTasks) -> RunState {
+        let succeeded = |role: &str| {
+            let of_role = self.all().filter(|pod| pod.role == role);
+            let count = of_role
+                .filter(|pod| pod.state == PodState::Succeeded)
+                .count();
+            count >= expected.of(role) as usize
+        };
+        let has_ended = if expected.ends_with_chief {
+            succeeded(CHIEF)
+        } else {
+            let mut deciding = expected.deciding();
+            deciding.all(succeeded)
+        };
+        if has_ended {
+            return RunState::Ended;
+        }
+        if let Some(why) = self.all().find_map(failure) {
+            return RunState::Failed(why);
+        }
+        if let Some((_, gone)) = self.pods.iter().find(|(uid, _)| !self.there.contains(*uid)) {
+            return RunState::Failed(format!(
+                "the pod of {} is gone: it was evicted or deleted",
+                gone.task()
+            ));
+        }
+        let late = expected.late(self);
+        if late.is_empty() {
+            RunState::Running
+        } else {
+            RunState::Starting(late)
+        }
     }
 }
 
@@ -242,12 +278,12 @@ impl ExpectedTasks {
     }
 
     /// The tasks whose container has not begun, with the reasons. A long list is cut.
-    fn late(&self, pods: &[TaskPod]) -> Vec<String> {
+    fn late(&self, pods: &KnownPods) -> Vec<String> {
         let mut late = Vec::new();
         for (role, count) in &self.count {
             for index in 0..*count {
                 let pod = pods
-                    .iter()
+                    .all()
                     .find(|pod| pod.role == *role && pod.index == index);
                 let why = match pod {
                     Some(pod) if pod.has_begun() => continue,
@@ -270,21 +306,17 @@ impl ExpectedTasks {
     }
 }
 
-/// When the training tasks began and when the run ended.
+/// When the first task began, servers included, and when the run ended.
 pub(super) fn window(
-    pods: &[TaskPod],
+    pods: &KnownPods,
     expected: &ExpectedTasks,
 ) -> (Option<Timestamp>, Option<Timestamp>) {
     let decides = |pod: &&TaskPod| match pod.role.as_str() {
         PS | EVALUATOR => false,
         role => !expected.ends_with_chief || role == CHIEF,
     };
-    let began = pods.iter().filter_map(|pod| pod.began).min();
-    let ended = pods
-        .iter()
-        .filter(decides)
-        .filter_map(|pod| pod.ended)
-        .max();
+    let began = pods.all().filter_map(|pod| pod.began).min();
+    let ended = pods.all().filter(decides).filter_map(|pod| pod.ended).max();
     (began, ended)
 }
 
@@ -345,8 +377,14 @@ mod tests {
         }
     }
 
+    fn known(pods: &[TaskPod]) -> KnownPods {
+        let mut known = KnownPods::default();
+        known.update(pods.to_vec());
+        known
+    }
+
     fn judged(pods: &[TaskPod]) -> RunState {
-        judge(pods, &expected(false), &mut BTreeSet::new())
+        known(pods).judge(&expected(false))
     }
 
     #[test]
@@ -376,7 +414,7 @@ mod tests {
             running("ps", 0),
         ];
         assert_eq!(judged(&pods), RunState::Ended);
-        let (began, ended) = window(&pods, &expected(false));
+        let (began, ended) = window(&known(&pods), &expected(false));
         assert_eq!(began.unwrap().to_string(), "2026-11-28T10:00:00Z");
         assert_eq!(ended.unwrap().to_string(), "2026-11-28T10:05:00Z");
     }
@@ -386,7 +424,7 @@ mod tests {
         let workers = [running("worker", 0), running("worker", 1), running("ps", 0)];
         let with = |chief: TaskPod| {
             let pods = [workers.to_vec(), vec![chief]].concat();
-            judge(&pods, &expected(true), &mut BTreeSet::new())
+            known(&pods).judge(&expected(true))
         };
         assert_eq!(with(running("chief", 0)), RunState::Running);
         assert_eq!(with(succeeded("chief", 0)), RunState::Ended);
@@ -407,13 +445,28 @@ mod tests {
         let crashed =
             json!({"phase": "Running", "containerStatuses": [container("ps", &state, 5)]});
         assert!(failed(pod("ps", 0, &crashed)).contains("ps 0 has failed 5 times"));
-        let mut seen = BTreeSet::new();
         let all = [running("worker", 0), running("worker", 1), running("ps", 0)];
-        assert_eq!(judge(&all, &expected(false), &mut seen), RunState::Running);
-        assert!(matches!(
-            judge(&all[..2], &expected(false), &mut seen),
-            RunState::Failed(_)
-        ));
+        let mut pods = known(&all);
+        assert_eq!(pods.judge(&expected(false)), RunState::Running);
+        pods.update(all[..2].to_vec());
+        assert!(matches!(pods.judge(&expected(false)), RunState::Failed(_)));
+    }
+
+    #[test]
+    fn a_job_that_is_cleaned_up_at_its_end_has_ended() {
+        let ended = [
+            succeeded("worker", 0),
+            succeeded("worker", 1),
+            running("ps", 0),
+        ];
+        let mut pods = known(&[running("worker", 0), running("worker", 1), running("ps", 0)]);
+        let mut leaving = ended[2].clone();
+        leaving.state = PodState::Leaving("the operator deletes it".to_owned());
+        pods.update([ended[0].clone(), ended[1].clone(), leaving].to_vec());
+        assert_eq!(pods.judge(&expected(false)), RunState::Ended);
+        pods.update(Vec::new());
+        assert_eq!(pods.judge(&expected(false)), RunState::Ended);
+        assert_eq!(pods.count(), 3);
     }
 
     #[test]
@@ -422,7 +475,7 @@ mod tests {
             count: BTreeMap::from([("worker".to_owned(), 200)]),
             ends_with_chief: false,
         };
-        let RunState::Starting(late) = judge(&[], &expected, &mut BTreeSet::new()) else {
+        let RunState::Starting(late) = KnownPods::default().judge(&expected) else {
             panic!();
         };
         assert_eq!((late.len(), late[5].as_str()), (6, "and 195 more"));

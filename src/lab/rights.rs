@@ -26,6 +26,8 @@ pub(super) struct Intent<'a> {
     pub namespace: &'a str,
     pub agent_namespace: &'a str,
     pub format: WorkloadFormat,
+    /// Whether a PodGroup is made.
+    pub has_gang: bool,
     pub creates_plan: bool,
     pub creates_namespace: bool,
     pub has_claims: bool,
@@ -100,6 +102,9 @@ pub(super) fn needed(intent: Intent<'_>) -> Vec<Right> {
     };
     if let Some((group, resource)) = of_operator {
         rights.extend(right(job, group, resource, "", made));
+    }
+    if intent.has_gang {
+        rights.extend(right(job, "scheduling.volcano.sh", "podgroups", "", made));
     }
     if intent.has_claims {
         rights.extend(right(job, "", "persistentvolumeclaims", "", &["create"]));

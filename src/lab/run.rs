@@ -10,7 +10,7 @@ use tokio::time::Instant;
 
 use super::conduct::Lab;
 use super::pages::AgentPages;
-use super::pods::{ExpectedTasks, RunState, TaskPod, judge, window};
+use super::pods::{ExpectedTasks, KnownPods, RunState, TaskPod, window};
 use super::steps::{Progress, StepLines};
 use super::usage::UsageBook;
 use crate::experiment::results::{
@@ -29,8 +29,8 @@ const PODS_PER_SECOND: usize = 100;
 const PAGES: (Duration, Duration) = (Duration::from_secs(5), Duration::from_secs(15));
 const FEW_NODES: usize = 8;
 
-/// Between two words about what a run waits for.
-const WORD: Duration = Duration::from_secs(60);
+/// Between two messages about what a run waits for.
+const REMINDER: Duration = Duration::from_secs(60);
 
 /// The logs that are read at the same time.
 const LOGS_AT_ONCE: usize = 8;
@@ -40,17 +40,18 @@ pub(super) type Unusable = String;
 
 /// A run in progress.
 struct Watch {
-    pods: Vec<TaskPod>,
-    seen: BTreeSet<String>,
+    pods: KnownPods,
+    /// How far this machine's clock is before the cluster's, in seconds.
+    ahead: f64,
     book: UsageBook,
     expected: ExpectedTasks,
     began: Instant,
-    /// When every container had begun.
-    complete: Option<Instant>,
+    /// When every container had begun, and how often containers had been started again until then.
+    complete: Option<(Instant, u32)>,
     pages: Option<AgentPages>,
     next_pages: Instant,
     /// When the user is told again what a run waits for.
-    next_word: Instant,
+    next_reminder: Instant,
 }
 
 impl Lab {
@@ -100,8 +101,9 @@ impl Lab {
         let rendered = self.rendered(run)?;
         self.plan.activate(Some(&case)).await?;
         let nodes = self.plan.labelled(&case, self.limits().switch).await?;
-        self.objects.create(&rendered.objects).await?;
-        let mut watch = self.watch(run, &nodes).await?;
+        let limit = self.limits().switch;
+        let ahead = self.objects.create(&rendered.objects, limit).await?;
+        let mut watch = self.watch(run, &nodes, ahead).await?;
         let outcome = match self.wait(&mut watch).await? {
             Ok(()) => self.collect(run, &watch).await?,
             Err(why) => Err(why),
@@ -111,7 +113,12 @@ impl Lab {
         Ok(outcome)
     }
 
-    async fn watch(&self, run: &PlannedRun, nodes: &BTreeSet<String>) -> anyhow::Result<Watch> {
+    async fn watch(
+        &self,
+        run: &PlannedRun,
+        nodes: &BTreeSet<String>,
+        ahead: f64,
+    ) -> anyhow::Result<Watch> {
         let (_, case) = self
             .experiment
             .names(run.condition)
@@ -126,8 +133,8 @@ impl Lab {
         };
         let has_chief = case.tasks.get(CHIEF).is_some_and(|count| *count > 0);
         Ok(Watch {
-            pods: Vec::new(),
-            seen: BTreeSet::new(),
+            pods: KnownPods::default(),
+            ahead,
             book: UsageBook::new(&self.experiment.namespace),
             expected: ExpectedTasks {
                 count: case.tasks.clone(),
@@ -137,7 +144,7 @@ impl Lab {
             complete: None,
             pages,
             next_pages: Instant::now(),
-            next_word: Instant::now() + WORD,
+            next_reminder: Instant::now() + REMINDER,
         })
     }
 
@@ -145,20 +152,22 @@ impl Lab {
     async fn wait(&self, watch: &mut Watch) -> anyhow::Result<Result<(), Unusable>> {
         loop {
             let pods = self.objects.pods().await?;
-            watch.pods = pods.iter().filter_map(TaskPod::read).collect();
-            let state = judge(&watch.pods, &watch.expected, &mut watch.seen);
+            watch
+                .pods
+                .update(pods.iter().filter_map(TaskPod::read).collect());
+            let state = watch.pods.judge(&watch.expected);
             if Instant::now() >= watch.next_pages || state == RunState::Ended {
                 watch.read_pages().await;
             }
-            if Instant::now() >= watch.next_word {
-                watch.next_word = Instant::now() + WORD;
+            if Instant::now() >= watch.next_reminder {
+                watch.next_reminder = Instant::now() + REMINDER;
                 if let RunState::Starting(late) = &state {
                     self.tell(&format!("still waiting for {}", late.join("; ")));
                 }
             }
             match watch.verdict(state, self.limits()) {
                 Some(outcome) => return Ok(outcome),
-                None => tokio::time::sleep(pause(watch.pods.len())).await,
+                None => tokio::time::sleep(pause(watch.pods.count())).await,
             }
         }
     }
@@ -172,16 +181,16 @@ impl Lab {
         let (began, ended) = window(&watch.pods, &watch.expected);
         let (Some(from), Some(to)) = (began, ended) else {
             return Ok(Err(
-                "the kubelets report no times of the containers".to_owned()
+                "the kubelets do not report when the containers began and ended".to_owned(),
             ));
         };
-        let (usage, evidence) = self.usage(watch, from, to).await?;
+        let (usage, evidence, doubt) = self.usage(watch, from, to).await;
         let progress = match self.progress(watch, from, to).await? {
             Ok(progress) => progress,
             Err(why) => return Ok(Err(why)),
         };
         let mut tasks = Vec::new();
-        for pod in &watch.pods {
+        for pod in watch.pods.all() {
             tasks.push(task_record(
                 pod,
                 progress.get(&pod.name),
@@ -202,34 +211,47 @@ impl Lab {
             ended: Some(to.to_string()),
             seconds: Some(seconds(to) - seconds(from)),
             steps_per_second: Some(rates.sum()),
-            warnings: warnings(&tasks),
+            warnings: warnings(&tasks).into_iter().chain(doubt).collect(),
             tasks,
             evidence,
         }))
     }
 
-    /// What the tasks used, by pod, and who says so.
+    /// What the tasks used, by pod, who says so, and why nobody can.
     async fn usage(
         &self,
         watch: &Watch,
         from: Timestamp,
         to: Timestamp,
-    ) -> anyhow::Result<(BTreeMap<String, TaskUsage>, Option<EvidenceSource>)> {
+    ) -> (
+        BTreeMap<String, TaskUsage>,
+        Option<EvidenceSource>,
+        Option<String>,
+    ) {
         if let Some(prometheus) = &self.prometheus {
-            let names: Vec<&str> = watch.pods.iter().map(|pod| pod.name.as_str()).collect();
+            let names: Vec<&str> = watch.pods.all().map(|pod| pod.name.as_str()).collect();
             let window = (seconds(from), seconds(to));
-            let usage = prometheus
+            return match prometheus
                 .usage(&self.experiment.namespace, &names, window)
-                .await?;
-            return Ok((usage, Some(EvidenceSource::Prometheus)));
+                .await
+            {
+                Ok(usage) => (usage, Some(EvidenceSource::Prometheus), None),
+                Err(error) => (BTreeMap::new(), None, Some(error.to_string())),
+            };
         }
         let of_pod = |pod: &TaskPod| {
-            let life = (pod.began.map(seconds), pod.ended.map(seconds));
-            Some((pod.name.clone(), watch.book.of(&pod.name, life)?))
+            let until = pod
+                .ended
+                .map_or(seconds(to), |ended| seconds(ended).min(seconds(to)));
+            let usage = watch.book.of(&pod.name, pod.began.map(seconds), until)?;
+            Some((pod.name.clone(), usage))
         };
-        let usage: BTreeMap<String, TaskUsage> = watch.pods.iter().filter_map(of_pod).collect();
+        let usage: BTreeMap<String, TaskUsage> = watch.pods.all().filter_map(of_pod).collect();
         let source = (!usage.is_empty()).then_some(EvidenceSource::Agents);
-        Ok((usage, source))
+        let doubt = usage
+            .is_empty()
+            .then(|| "no agent told what the tasks used".to_owned());
+        (usage, source, doubt)
     }
 
     /// The progress of each task that trains, by pod.
@@ -240,12 +262,15 @@ impl Lab {
         to: Timestamp,
     ) -> anyhow::Result<Result<BTreeMap<String, Progress>, Unusable>> {
         let trains = |pod: &&TaskPod| !matches!(pod.role.as_str(), PS | EVALUATOR);
-        let training: Vec<&TaskPod> = watch.pods.iter().filter(trains).collect();
+        let training: Vec<&TaskPod> = watch.pods.all().filter(trains).collect();
         if let (Some(prometheus), Some(metric)) = (&self.prometheus, &self.step_metric) {
             let names: Vec<&str> = training.iter().map(|pod| pod.name.as_str()).collect();
             let window = (seconds(from), seconds(to));
             let namespace = &self.experiment.namespace;
-            let steps = prometheus.steps(namespace, &names, metric, window).await?;
+            let steps = match prometheus.steps(namespace, &names, metric, window).await {
+                Ok(steps) => steps,
+                Err(error) => return Ok(Err(error.to_string())),
+            };
             return Ok(complete(&training, steps, || {
                 format!("has no samples of {metric} in the run's time")
             }));
@@ -279,9 +304,9 @@ impl Lab {
 impl Watch {
     async fn read_pages(&mut self) {
         let Some(pages) = &self.pages else { return };
-        let names: BTreeSet<String> = self.pods.iter().map(|pod| pod.name.clone()).collect();
+        let names: BTreeSet<String> = self.pods.all().map(|pod| pod.name.clone()).collect();
         for page in pages.read().await.values() {
-            let at = seconds(Timestamp::now());
+            let at = seconds(Timestamp::now()) - self.ahead;
             self.book.read(page, at, |pod| names.contains(pod));
         }
         self.next_pages = Instant::now() + between_pages(pages.nodes().len());
@@ -297,13 +322,20 @@ impl Watch {
             RunState::Ended => Some(Ok(())),
             RunState::Failed(why) => Some(Err(why)),
             RunState::Starting(late) if self.began.elapsed() > limits.start => Some(Err(format!(
-                "not every task has begun {} s after the creation: {}",
+                "after {} s these tasks have not begun: {}; if they only need more time, raise --start-limit",
                 limits.start.as_secs(),
                 late.join("; ")
             ))),
             RunState::Starting(_) => None,
             RunState::Running => {
-                let complete = *self.complete.get_or_insert_with(Instant::now);
+                let restarts = self.pods.restarts();
+                let (complete, before) = *self.complete.get_or_insert((Instant::now(), restarts));
+                if restarts > before {
+                    return Some(Err(
+                        "a container failed in the middle of the training and was started again"
+                            .to_owned(),
+                    ));
+                }
                 (complete.elapsed() > limits.run).then(|| {
                     Err(format!(
                         "the job did not end within {} s: raise --run-limit, or let it train fewer steps",

@@ -1,11 +1,16 @@
 //! [`RunSeries`]: what a Prometheus knows of a run.
 
 use std::collections::BTreeMap;
+use std::time::Duration;
 
 use super::steps::Progress;
 use crate::experiment::report::{Measure, QueriedPods, Series, StepMetric};
 use crate::experiment::results::TaskUsage;
 use crate::promql::{Prometheus, PrometheusError};
+
+/// How often, and after which pause, a query is repeated.
+const TRIES: u32 = 10;
+const PAUSE: Duration = Duration::from_secs(10);
 
 /// The measures that a record has, and their fields.
 type Field = fn(&mut TaskUsage) -> &mut Option<f64>;
@@ -65,7 +70,7 @@ impl RunSeries {
         let range = format!("{{namespace=\"{namespace}\",pod=~\"{names}\"}}[{seconds}s]");
         let peers =
             format!("sum by (pod, peer_pod) (increase(pinfold_peer_transmit_bytes_total{range}))");
-        for series in self.0.instant(&peers, to).await?.series {
+        for series in self.ask(&peers, to).await? {
             let (Some(bytes), peer) = (series.last(), series.label("peer_pod").to_owned()) else {
                 continue;
             };
@@ -75,7 +80,7 @@ impl RunSeries {
         let verdicts = format!(
             "max by (pod, verdict) (max_over_time(pinfold_container_threads_verdict{range})) > 0"
         );
-        for series in self.0.instant(&verdicts, to).await?.series {
+        for series in self.ask(&verdicts, to).await? {
             let usage = usage.entry(series.label("pod").to_owned()).or_default();
             usage.threads_verdict = Some(series.label("verdict").to_owned());
         }
@@ -116,11 +121,28 @@ impl RunSeries {
             .collect())
     }
 
+    /// The series of an answer. A server that can't be reached is asked again for a while.
+    async fn ask(&self, query: &str, at: f64) -> Result<Vec<Series>, PrometheusError> {
+        let mut tries = 0;
+        loop {
+            match self.0.instant(query, at).await {
+                Ok(answer) => return Ok(answer.series),
+                Err(PrometheusError::Connection { .. } | PrometheusError::Timeout { .. })
+                    if tries < TRIES =>
+                {
+                    tries += 1;
+                    tokio::time::sleep(PAUSE).await;
+                }
+                Err(error) => return Err(error),
+            }
+        }
+    }
+
     /// The sum of an answer's series by pod. Of several targets that tell of a pod, the largest sum counts.
     async fn by_pod(&self, query: &str, at: f64) -> Result<BTreeMap<String, f64>, PrometheusError> {
         let mut sums: BTreeMap<(String, String), f64> = BTreeMap::new();
         let label = |series: &Series, name: &str| series.label(name).to_owned();
-        for series in self.0.instant(query, at).await?.series {
+        for series in self.ask(query, at).await? {
             let Some(value) = series.last() else { continue };
             let key = (label(&series, "pod"), label(&series, "instance"));
             *sums.entry(key).or_default() += value;

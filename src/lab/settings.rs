@@ -17,6 +17,8 @@ pub struct Settings {
     /// How often a failed run is tried again.
     pub retries: u32,
     pub limits: Limits,
+    /// Whether a Prometheus tells what the tasks used.
+    pub has_prometheus: bool,
     pub before: Before,
 }
 

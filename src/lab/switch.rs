@@ -14,7 +14,8 @@ use super::settings::Before;
 use crate::cluster::patient::{Creation, PatientApi};
 use crate::cluster::{ErrorKind, scenes};
 use crate::scene::{
-    ActiveCase, Holding, LEAVING_LABEL, Node, ScenePlan, ScenePlanSpec, Slot, Slots, slots,
+    ActiveCase, Holding, LEAVING_LABEL, Node, ScenePlan, ScenePlanSpec, Slot, Slots, is_candidate,
+    slots,
 };
 
 const PLANS: &str = "/apis/pinfold.io/v1alpha1/sceneplans";
@@ -77,11 +78,12 @@ impl PlanSwitch {
         format!("{PLANS}/{}", self.name())
     }
 
-    /// Takes the plan: creates it without an active case, or writes the experiment's id into the existing one.
+    /// Takes the plan: creates it without an active case, or writes the experiment's id into the existing one. Returns the active
+    /// case of an existing plan that nobody had, which is to be put back.
     ///
     /// # Errors
     /// Another experiment has the plan, it was changed, or a request fails.
-    pub(super) async fn take(&self, before: &Before) -> anyhow::Result<()> {
+    pub(super) async fn take(&self, before: &Before) -> anyhow::Result<Option<Option<ActiveCase>>> {
         if !before.had_plan {
             let mut spec = serde_json::to_value(&self.plan.spec).context("can't write the plan")?;
             if let Some(fields) = spec.as_object_mut() {
@@ -94,12 +96,13 @@ impl PlanSwitch {
                 "spec": spec,
             });
             let created = self.api.create(PLANS, &object).await;
-            if created.with_context(|| format!("can't create the plan {}", self.name()))?
-                == Creation::Created
-            {
-                return Ok(());
+            let created =
+                created.with_context(|| format!("can't create the plan {}", self.name()))?;
+            if created != Creation::Exists {
+                return Ok(None);
             }
         }
+        let free = std::cell::Cell::new(None);
         self.change(|plan| {
             let holder = plan["metadata"]["annotations"][EXPERIMENT_LABEL].as_str();
             if let Some(other) = holder.filter(|holder| *holder != self.experiment) {
@@ -111,9 +114,12 @@ impl PlanSwitch {
                 self.name(),
                 self.name()
             );
+            let active = serde_json::from_value(plan["spec"]["active"].clone());
+            free.set(holder.is_none().then(|| active.unwrap_or_default()));
             Ok(json!({"metadata": {"annotations": {EXPERIMENT_LABEL: self.experiment}}}))
         })
-        .await
+        .await?;
+        Ok(free.into_inner())
     }
 
     /// Makes a case the active one, or none.
@@ -161,7 +167,12 @@ impl PlanSwitch {
         if plan["metadata"]["annotations"][EXPERIMENT_LABEL] != json!(self.experiment) {
             return Ok(());
         }
-        self.activate(None).await?;
+        // Whatever somebody has changed in the plan meanwhile, it was made for this experiment.
+        self.change(|plan| {
+            self.check_holder(plan)?;
+            Ok(json!({"spec": {"active": null}}))
+        })
+        .await?;
         self.without_labels(limit).await?;
         let deleted = self.api.delete(&self.path()).await;
         deleted.with_context(|| format!("can't delete the plan {}", self.name()))
@@ -169,14 +180,7 @@ impl PlanSwitch {
 
     /// Checks that the plan is this experiment's and that nobody changed anything but the active case.
     fn check_hold(&self, plan: &Value) -> anyhow::Result<()> {
-        match plan["metadata"]["annotations"][EXPERIMENT_LABEL].as_str() {
-            Some(holder) if holder == self.experiment => {}
-            Some(other) => bail!("{}", taken(self.name(), other)),
-            None => bail!(
-                "the plan {} no longer has the annotation {EXPERIMENT_LABEL}: somebody took it back",
-                self.name()
-            ),
-        }
+        self.check_holder(plan)?;
         let there: Result<ScenePlanSpec, _> = serde_json::from_value(plan["spec"].clone());
         let is_same = there.is_ok_and(|mut there| {
             let mut ours = self.plan.spec.clone();
@@ -189,6 +193,18 @@ impl PlanSwitch {
             self.name()
         );
         Ok(())
+    }
+
+    /// Checks that the plan is this experiment's.
+    fn check_holder(&self, plan: &Value) -> anyhow::Result<()> {
+        match plan["metadata"]["annotations"][EXPERIMENT_LABEL].as_str() {
+            Some(holder) if holder == self.experiment => Ok(()),
+            Some(other) => bail!("{}", taken(self.name(), other)),
+            None => bail!(
+                "the plan {} no longer has the annotation {EXPERIMENT_LABEL}: somebody removed it",
+                self.name()
+            ),
+        }
     }
 
     /// Reads the plan, and applies the patch that `patch` makes of it, unless the plan changes in between. A null patch changes
@@ -212,7 +228,7 @@ impl PlanSwitch {
             }
         }
         bail!(
-            "the plan {} changes all the time: who else writes it?",
+            "the plan {} was changed by somebody else {TRIES} times in a row: find out who writes it",
             self.name()
         )
     }
@@ -248,7 +264,7 @@ impl PlanSwitch {
                     .busy(&nodes, |slot| wanted.position(slot).is_none())
                     .await;
                 bail!(
-                    "{} of {} slots of scene {} case {} have no node of their own {} s after the change{}",
+                    "{} of {} slots of scene {} case {} have no node, or several, {} s after the change{}",
                     wanted.len() - holders.values().filter(|nodes| nodes.len() == 1).count(),
                     wanted.len(),
                     case.scene,
@@ -282,10 +298,7 @@ impl PlanSwitch {
         let until = Instant::now() + limit;
         loop {
             let nodes = self.nodes().await?;
-            let left = nodes.iter().any(|node| {
-                node.metadata.labels.contains_key(LEAVING_LABEL)
-                    || self.slot(node).is_some_and(|slot| self.has(&slot))
-            });
+            let left = nodes.iter().any(|node| self.is_of_plan(node));
             if !left {
                 return Ok(());
             }
@@ -299,6 +312,19 @@ impl PlanSwitch {
             }
             tokio::time::sleep(pause(nodes.len())).await;
         }
+    }
+
+    /// Whether a node has labels of this plan. Nodes that the plan can't label don't count, whatever labels they have.
+    fn is_of_plan(&self, node: &LabelledNode) -> bool {
+        let candidate = Node {
+            name: node.metadata.name.clone(),
+            labels: node.metadata.labels.clone(),
+            ..Node::default()
+        };
+        let leaving = node.metadata.labels.get(LEAVING_LABEL);
+        leaving.is_some_and(|plan| plan == self.name())
+            || is_candidate(&self.plan, &candidate)
+                && self.slot(node).is_some_and(|slot| self.has(&slot))
     }
 
     fn slot(&self, node: &LabelledNode) -> Option<Slot> {
@@ -386,7 +412,10 @@ pub(super) async fn rivals(
         let Ok(other) = serde_json::from_value::<ScenePlan>(other) else {
             continue;
         };
-        if other.metadata.name == plan.metadata.name || other.spec.active.is_none() {
+        let annotations = other.metadata.annotations.as_ref();
+        let is_taken = annotations.is_some_and(|all| all.contains_key(EXPERIMENT_LABEL));
+        let is_used = other.spec.active.is_some() || is_taken;
+        if other.metadata.name == plan.metadata.name || !is_used {
             continue;
         }
         let shared: Vec<String> = names(&other).intersection(&ours).cloned().collect();
@@ -405,7 +434,8 @@ pub(super) async fn rivals(
 pub(super) fn taken(plan: &str, other: &str) -> String {
     format!(
         "experiment {other} has the plan {plan}: wait for its end, or end it with pinfold scene run --abort FOLDER; if its folder is \
-         lost, kubectl annotate sceneplan {plan} {EXPERIMENT_LABEL}- frees the plan"
+         lost, kubectl annotate sceneplan {plan} {EXPERIMENT_LABEL}- frees the plan, and kubectl delete namespace -l \
+         {EXPERIMENT_LABEL}={other} deletes what the experiment has made"
     )
 }
 

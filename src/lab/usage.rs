@@ -3,7 +3,7 @@
 //! A counter of a container vanishes with its cgroup, so the pages are read every few seconds, and a task's figures are about the
 //! time from its start to the last page that had it.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
 
 use crate::experiment::results::TaskUsage;
 use crate::text::exposition::{self, Series};
@@ -60,6 +60,9 @@ const COUNTERS: [(&str, Wanted, Field); 12] = [
     }),
 ];
 
+/// How many seconds of history are kept.
+const HISTORY: f64 = 600.0;
+
 const SWITCHES: &str = "pinfold_container_context_switches_total";
 
 /// The counter of bytes by peer.
@@ -77,8 +80,9 @@ pub(super) struct UsageBook {
     pods: BTreeMap<String, TaskUsage>,
     /// The last value of each counter, by the series as written.
     last: HashMap<String, f64>,
-    /// The last page that had a pod, in seconds since the first page.
-    seen: BTreeMap<String, f64>,
+    /// The usage of each pod after each page that had it, with the page's time. Only the last minutes stay, because the end of a
+    /// run is known some seconds after it.
+    history: BTreeMap<String, VecDeque<(f64, TaskUsage)>>,
 }
 
 // === impl UsageBook ===
@@ -98,6 +102,7 @@ impl UsageBook {
     /// Counters begin at 0 with the pod, so the first value counts, too. A value below the last one means that the agent has begun to
     /// count again, and counts whole.
     pub(super) fn read(&mut self, page: &str, at: f64, is_ours: impl Fn(&str) -> bool) {
+        let mut seen = BTreeSet::new();
         for series in exposition::series(page, is_wanted) {
             let (Some(namespace), Some(pod)) = (series.label("namespace"), series.label("pod"))
             else {
@@ -106,9 +111,19 @@ impl UsageBook {
             if namespace != self.namespace || !is_ours(pod) {
                 continue;
             }
-            let pod = pod.to_owned();
-            self.seen.insert(pod.clone(), at);
-            self.take(pod, &series);
+            seen.insert(pod.to_owned());
+            self.take(pod.to_owned(), &series);
+        }
+        for pod in seen {
+            let usage = self.pods.get(&pod).cloned().unwrap_or_default();
+            let history = self.history.entry(pod).or_default();
+            history.push_back((at, usage));
+            while history
+                .front()
+                .is_some_and(|(first, _)| at - first > HISTORY)
+            {
+                history.pop_front();
+            }
         }
     }
 
@@ -171,23 +186,16 @@ impl UsageBook {
         if value < last { value } else { value - last }
     }
 
-    /// The usage of a pod that began and ended at these times, on the clock of [`Self::read`]; `None` if no page had it. The pages
-    /// have a pod for a while after its end.
-    pub(super) fn of(
-        &self,
-        pod: &str,
-        (began, ended): (Option<f64>, Option<f64>),
-    ) -> Option<TaskUsage> {
-        let usage = self.pods.get(pod)?.clone();
-        let until = self
-            .seen
-            .get(pod)
-            .copied()
-            .map(|seen| ended.map_or(seen, |ended| seen.min(ended)));
-        let seconds = until.zip(began).map(|(until, began)| until - began);
+    /// The usage of a pod that began at a time, up to the last page that was read at or before `until`; if the first page came later,
+    /// that one counts. `None` if no page had the pod.
+    pub(super) fn of(&self, pod: &str, began: Option<f64>, until: f64) -> Option<TaskUsage> {
+        let history = self.history.get(pod)?;
+        let in_time = history.iter().rev().find(|(at, _)| *at <= until);
+        let (at, usage) = in_time.or_else(|| history.front())?;
+        let seconds = began.map(|began| at.min(until) - began);
         Some(TaskUsage {
             observed_seconds: seconds.filter(|seconds| *seconds > 0.0),
-            ..usage
+            ..usage.clone()
         })
     }
 }
@@ -233,7 +241,7 @@ mod tests {
             book.read(&page, at, ours);
         }
         book.read("", 40.0, ours);
-        let usage = book.of("w", (Some(4.0), None)).unwrap();
+        let usage = book.of("w", Some(4.0), 100.0).unwrap();
         assert_eq!(usage.cpu_seconds, Some(12.0));
         assert_eq!(usage.voluntary_switches, Some(170.0));
         assert_eq!(usage.involuntary_switches, Some(3.0));
@@ -244,9 +252,18 @@ mod tests {
         assert_eq!(usage.cpus.as_deref(), Some("2-3"));
         assert_eq!(usage.threads_verdict.as_deref(), Some("ok"));
         assert_eq!(usage.observed_seconds, Some(26.0));
-        assert_eq!(book.of("other", (None, None)), None);
-        let ended = book.of("w", (Some(4.0), Some(24.0))).unwrap();
-        assert_eq!(ended.observed_seconds, Some(20.0));
+        assert_eq!(book.of("other", None, 100.0), None);
+        // Of a run that ended before the last page, only the pages up to then count.
+        let ended = book.of("w", Some(4.0), 24.0).unwrap();
+        assert_eq!(
+            (ended.observed_seconds, ended.cpu_seconds),
+            (Some(16.0), Some(9.0))
+        );
+        let early = book.of("w", Some(4.0), 6.0).unwrap();
+        assert_eq!(
+            (early.observed_seconds, early.cpu_seconds),
+            (Some(2.0), Some(5.0))
+        );
     }
 
     #[test]

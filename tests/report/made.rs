@@ -88,6 +88,7 @@ impl Made {
             kernel: Some("6.12.57".to_owned()),
             allocatable_millicpus: Some(16_000),
             enforcement: Some("partition".to_owned()),
+            cpu_model: None,
             emulated: Some(self.emulated),
         };
         Experiment {

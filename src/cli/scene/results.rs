@@ -15,11 +15,11 @@ pub(super) fn read(folder: &Path) -> anyhow::Result<(Outcome, usize)> {
     let shown = folder.display();
     let experiment = folder.join(EXPERIMENT_FILE);
     if !folder.is_dir() {
-        bail!("{shown} is not a folder: name the one that pinfold scene run --out made");
+        bail!("{shown} is not a folder: name the one that pinfold scene run made");
     }
     ensure!(
         experiment.exists(),
-        "{shown} has no {EXPERIMENT_FILE}, so it holds no experiment: name the folder that pinfold scene run --out made"
+        "{shown} has no {EXPERIMENT_FILE}, so it holds no experiment: name the folder that pinfold scene run made"
     );
     let experiment = text(&experiment)?;
     let mut names = Vec::new();
@@ -29,7 +29,7 @@ pub(super) fn read(folder: &Path) -> anyhow::Result<(Outcome, usize)> {
         for entry in fs::read_dir(&path).with_context(cannot)? {
             let entry = entry.with_context(cannot)?;
             let name = entry.file_name().to_string_lossy().into_owned();
-            // A name with a point before it is a file that is being written.
+            // A file that is being written has another end.
             if name.ends_with(".json") && !name.starts_with('.') {
                 names.push(name);
             }

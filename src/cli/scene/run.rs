@@ -19,7 +19,7 @@ use crate::cluster::{Api, scenes};
 use crate::experiment::report::StepMetric;
 use crate::experiment::results::StepSource;
 use crate::experiment::statistics::{DesignOptions, USUAL_MARGIN, USUAL_REPEATS, Way};
-use crate::experiment::{AMOUNTS, check};
+use crate::experiment::{AMOUNTS, TrainingJob, check};
 use crate::lab::{
     Conclusion, Lab, LabTools, Limits, Request, ResultsFolder, StepPattern, USUAL_PATTERN, begin,
     check_plan, extension,
@@ -29,15 +29,44 @@ use crate::scene::{Document, ScenePlan, Severity};
 use crate::text::counted;
 use crate::text::values::whole;
 
+/// The longest times where the user names none, in seconds.
+const USUAL_LIMITS: Limits = Limits {
+    switch: 600,
+    start: 600,
+    run: 7200,
+};
+
+const USUAL_RETRIES: u32 = 2;
+
 /// How long an answer may take.
 const DEADLINE: Duration = Duration::from_secs(30);
 
 /// How long requests are repeated while the API server is away.
 const PATIENCE: Duration = Duration::from_secs(600);
 
+/// What an experiment fixes before its first run, so that nothing of it can be named again.
+const FIXED: [&str; 16] = [
+    "file",
+    "plan",
+    "use_plan",
+    "job",
+    "job_namespace",
+    "format",
+    "scenes",
+    "cases",
+    "ways",
+    "repeats",
+    "seed",
+    "extendable",
+    "margin",
+    "step_pattern",
+    "step_metric",
+    "out",
+];
+
 /// Run an experiment on a cluster: every scene and case of a plan, in several ways, several times.
 ///
-/// The ways are the four combinations of shared or exclusive CPUs with the program's own or fitting thread counts. Each repeat runs
+/// The ways are the four combinations of shared or exclusive CPUs with the program's own thread counts or those that Pinfold computes. Each repeat runs
 /// every scene, case and way once, in random order. For each run the command switches the case, creates the job's objects, waits for
 /// the job's end, notes its steps and what it used, and deletes the objects. At the end the cluster is as before, and the folder has
 /// the results. Ctrl-C ends the experiment and puts everything back; --resume continues it, also after a crash.
@@ -88,14 +117,14 @@ pub(super) struct SceneRunArgs {
     /// Allow one extension by more repeats after a look at the results. All intervals are wider for it.
     #[arg(long)]
     extendable: bool,
-    /// The ratio that counts as no effect, with its inverse.
+    /// Differences up to this ratio, in either direction, count as no effect.
     #[arg(long, value_name = "RATIO", default_value_t = USUAL_MARGIN)]
     margin: f64,
     #[command(flatten)]
     steps: StepArgs,
-    /// How often a failed run is tried again.
-    #[arg(long, value_name = "NUMBER", default_value_t = 2, value_parser = whole::<u32>(0..=100))]
-    retries: u32,
+    /// How often a failed run is tried again [default: 2, so three attempts in all]
+    #[arg(long, value_name = "NUMBER", value_parser = whole::<u32>(0..=100))]
+    retries: Option<u32>,
     #[command(flatten)]
     limits: LimitArgs,
     /// The folder for the results [default: PLAN-ID]
@@ -105,13 +134,13 @@ pub(super) struct SceneRunArgs {
     #[arg(long)]
     dry_run: bool,
     /// Continue the experiment of this folder.
-    #[arg(long, value_name = "FOLDER", conflicts_with_all = ["file", "use_plan", "job", "abort", "dry_run", "out"])]
+    #[arg(long, value_name = "FOLDER", conflicts_with_all = ["abort", "dry_run"], conflicts_with_all = FIXED)]
     resume: Option<PathBuf>,
     /// With --resume: add this number of repeats to an extendable experiment.
     #[arg(long, value_name = "NUMBER", requires = "resume", value_parser = whole::<u32>(1..=1000))]
     extend: Option<u32>,
     /// Delete the objects of the experiment of this folder, and put the plan back. Its results stay.
-    #[arg(long, value_name = "FOLDER", conflicts_with_all = ["file", "use_plan", "job", "dry_run", "out"])]
+    #[arg(long, value_name = "FOLDER", conflicts_with_all = ["dry_run"], conflicts_with_all = FIXED)]
     abort: Option<PathBuf>,
     /// Kubeconfig of the cluster [default: KUBECONFIG, ~/.kube/config, or the pod's service account]
     #[arg(long, value_name = "FILE")]
@@ -127,7 +156,7 @@ pub(super) struct SceneRunArgs {
 /// Where steps and usage come from.
 #[derive(Debug, Args)]
 struct StepArgs {
-    /// Regular expression with a group for the steps so far, matched with each line of the workers' logs.
+    /// Regular expression that is searched in each line of the workers' logs; its group has the steps so far.
     #[arg(long, value_name = "REGEX", default_value = USUAL_PATTERN, hide_default_value = true)]
     step_pattern: StepPattern,
     /// A counter of steps with the labels namespace and pod, instead of the logs; needs --prometheus.
@@ -152,18 +181,18 @@ struct StepArgs {
     ca_file: Option<PathBuf>,
 }
 
-/// The longest times.
+/// The longest times. With --resume and --abort, those that are given replace the experiment's.
 #[derive(Debug, Args)]
 struct LimitArgs {
-    /// The longest time until nodes have the labels of a case, and until deleted pods are gone.
-    #[arg(long, value_name = "DURATION", default_value = "10m", value_parser = interval)]
-    switch_limit: Duration,
-    /// The longest time from the creation of the objects until every task has begun.
-    #[arg(long, value_name = "DURATION", default_value = "10m", value_parser = interval)]
-    start_limit: Duration,
-    /// The longest time of the job from then on.
-    #[arg(long, value_name = "DURATION", default_value = "2h", value_parser = interval)]
-    run_limit: Duration,
+    /// The longest time until nodes have the labels of a case, and until deleted pods are gone [default: 10m]
+    #[arg(long, value_name = "DURATION", value_parser = interval)]
+    switch_limit: Option<Duration>,
+    /// The longest time from the creation of the objects until every task has begun [default: 10m]
+    #[arg(long, value_name = "DURATION", value_parser = interval)]
+    start_limit: Option<Duration>,
+    /// The longest time of the job from then on [default: 2h]
+    #[arg(long, value_name = "DURATION", value_parser = interval)]
+    run_limit: Option<Duration>,
 }
 
 /// A way to run the job.
@@ -212,9 +241,23 @@ impl SceneRunArgs {
     }
 
     async fn run_async(self) -> anyhow::Result<ExitCode> {
+        // Mistakes in the arguments and files come first, without a cluster.
+        let job = self.job.as_deref().map(super::render::job).transpose()?;
+        let plan = self
+            .file
+            .as_deref()
+            .map(|file| self.plan_of_file(file))
+            .transpose()?;
+        ensure!(
+            self.margin.is_finite() && self.margin > 1.0,
+            "a margin of {} is no ratio above 1: choose for example 1.1, for effects of 10 %",
+            self.margin
+        );
         let access = self.access().await?;
         if let Some(folder) = &self.abort {
-            let lab = self.lab(ResultsFolder::open(folder)?, &access)?;
+            let folder_of_lab = ResultsFolder::open(folder)?;
+            self.limits.overrule(&folder_of_lab, self.retries)?;
+            let lab = self.lab(folder_of_lab, &access)?;
             lab.put_back().await?;
             super::super::emit([format!(
                 "nothing of the experiment is left in the cluster; its results stay in {}",
@@ -226,16 +269,20 @@ impl SceneRunArgs {
             Some(folder) => {
                 let folder = ResultsFolder::open(folder)?;
                 self.extend_by(&folder)?;
+                self.limits.overrule(&folder, self.retries)?;
                 folder
             }
-            None => match self.new_folder(&access).await? {
+            None => match self
+                .new_folder(&access, plan, job.unwrap_or_default())
+                .await?
+            {
                 Some(folder) => folder,
                 None => return Ok(ExitCode::SUCCESS),
             },
         };
         let path = folder.path().to_owned();
-        let lab = self.lab(folder, &access)?;
-        conduct(&lab, &path).await
+        let mut lab = self.lab(folder, &access)?;
+        conduct(&mut lab, &path).await
     }
 
     async fn access(&self) -> anyhow::Result<Access> {
@@ -270,15 +317,17 @@ impl SceneRunArgs {
     }
 
     /// Checks a new experiment, and makes its folder; `None` after a dry run.
-    async fn new_folder(&self, access: &Access) -> anyhow::Result<Option<ResultsFolder>> {
-        // A quick check without the right to look at the cluster comes first.
-        let plan = self.chosen_plan(access).await?;
+    async fn new_folder(
+        &self,
+        access: &Access,
+        plan: Option<ScenePlan>,
+        mut job: TrainingJob,
+    ) -> anyhow::Result<Option<ResultsFolder>> {
+        let plan = match plan {
+            Some(plan) => plan,
+            None => self.plan_of_cluster(access).await?,
+        };
         check_plan(&plan)?;
-        let job = self
-            .job
-            .as_deref()
-            .context("name the job's file with --job")?;
-        let mut job = super::render::job(job)?;
         job.namespace = self.job_namespace.clone().or(job.namespace);
         let mut ways: Vec<Way> = self.ways.iter().map(|way| way.way()).collect();
         ways.sort_unstable();
@@ -299,7 +348,7 @@ impl SceneRunArgs {
             seed: self.seed.unwrap_or_else(|| fastrand::u64(0..1_000_000)),
             steps: self.steps.source()?,
             agent_namespace: self.agent_namespace.clone(),
-            retries: self.retries,
+            retries: self.retries.unwrap_or(USUAL_RETRIES),
             limits: self.limits.limits(),
             has_prometheus: self.steps.prometheus.is_some(),
         };
@@ -322,36 +371,37 @@ impl SceneRunArgs {
         Ok(Some(folder))
     }
 
-    /// The plan from the file or from the cluster, without mistakes.
-    async fn chosen_plan(&self, access: &Access) -> anyhow::Result<ScenePlan> {
-        let documents = match (&self.file, &self.use_plan) {
-            (Some(file), _) => files::documents(file)?,
-            (None, Some(name)) => {
-                let plans = scenes::plans(access.api.api()).await;
-                let plans = plans.with_context(|| {
-                    format!("can't list the plans at {}", access.connection.server)
-                })?;
-                let documents = super::live::documents(plans)?;
-                documents
-                    .into_iter()
-                    .filter(|document| document.name() == name)
-                    .collect()
-            }
-            (None, None) => Vec::new(),
+    /// The plan of a file, without mistakes.
+    fn plan_of_file(&self, file: &Path) -> anyhow::Result<ScenePlan> {
+        let documents = files::documents(file)?;
+        let is_wanted = |document: &&Document| {
+            let mut named = self.plan.iter();
+            named.all(|name| document.name() == name)
         };
-        let mut chosen = documents.iter().filter(|document| {
-            self.plan
-                .as_ref()
-                .is_none_or(|name| document.name() == name)
-        });
+        let mut chosen = documents.iter().filter(is_wanted);
+        let shown = file.display();
         let document = chosen.next().with_context(|| {
-            let name = self.plan.as_ref().or(self.use_plan.as_ref());
-            format!("there is no plan {}", name.map_or("", String::as_str))
+            let name = self.plan.as_deref().unwrap_or_default();
+            format!("{shown} has no plan {name}")
         })?;
         ensure!(
             chosen.next().is_none(),
-            "the file has several plans: choose one with --plan NAME"
+            "{shown} has several plans: choose one with --plan NAME"
         );
+        valid(document)
+    }
+
+    /// The plan of the cluster that --use-plan names.
+    async fn plan_of_cluster(&self, access: &Access) -> anyhow::Result<ScenePlan> {
+        let plans = scenes::plans(access.api.api()).await;
+        let server = &access.connection.server;
+        let plans = plans.with_context(|| format!("can't list the plans at {server}"))?;
+        let documents = super::live::documents(plans)?;
+        let name = self.use_plan.as_deref().unwrap_or_default();
+        let mut named = documents.iter().filter(|document| document.name() == name);
+        let document = named.next().with_context(|| {
+            format!("{server} has no plan {name}: look at kubectl get sceneplans")
+        })?;
         valid(document)
     }
 
@@ -384,7 +434,7 @@ fn valid(document: &Document) -> anyhow::Result<ScenePlan> {
 }
 
 /// Carries the experiment out, and tells its end.
-async fn conduct(lab: &Lab, folder: &Path) -> anyhow::Result<ExitCode> {
+async fn conduct(lab: &mut Lab, folder: &Path) -> anyhow::Result<ExitCode> {
     let stop = CancellationToken::new();
     let listener = cancel_on_signal(stop.clone())?;
     // Whoever interrupts the cleaning as well wants an end at once.
@@ -399,18 +449,21 @@ async fn conduct(lab: &Lab, folder: &Path) -> anyhow::Result<ExitCode> {
             }
         }
     });
-    let done = lab.conduct(&stop).await;
+    let shown = folder.display();
+    let stopped = |error: anyhow::Error| {
+        anyhow::anyhow!(
+            "{error:#}; pinfold scene run --resume {shown} continues the experiment, and --abort {shown} cleans up"
+        )
+    };
+    let conclusion = lab.conduct(&stop).await.map_err(stopped)?;
+    if let Conclusion::Done { .. } = conclusion {
+        report(folder)?;
+    }
+    lab.put_back().await.map_err(stopped)?;
     listener.abort();
     second.abort();
-    let shown = folder.display();
-    let conclusion = done.with_context(|| {
-        format!(
-            "the experiment stopped: pinfold scene run --resume {shown} continues it, and --abort {shown} cleans up"
-        )
-    })?;
     match conclusion {
         Conclusion::Done { failed } => {
-            report(folder)?;
             if failed == 0 {
                 return Ok(ExitCode::SUCCESS);
             }
@@ -420,8 +473,8 @@ async fn conduct(lab: &Lab, folder: &Path) -> anyhow::Result<ExitCode> {
             ));
             Ok(ExitCode::FAILURE)
         }
-        Conclusion::Useless { why } => anyhow::bail!(
-            "the warm-up failed, so every run would: {why}; nothing is left in the cluster"
+        Conclusion::WarmUpFailed { why } => anyhow::bail!(
+            "the warm-up failed, and the other runs would, too: {why}; nothing is left in the cluster"
         ),
         Conclusion::Interrupted => {
             super::super::emit([format!(
@@ -474,10 +527,25 @@ impl StepArgs {
 
 impl LimitArgs {
     fn limits(&self) -> Limits {
+        self.over(USUAL_LIMITS)
+    }
+
+    /// The given limits, and the others as they were.
+    fn over(&self, before: Limits) -> Limits {
+        let seconds =
+            |given: Option<Duration>, before| given.map_or(before, |given| given.as_secs());
         Limits {
-            switch: self.switch_limit.as_secs(),
-            start: self.start_limit.as_secs(),
-            run: self.run_limit.as_secs(),
+            switch: seconds(self.switch_limit, before.switch),
+            start: seconds(self.start_limit, before.start),
+            run: seconds(self.run_limit, before.run),
         }
+    }
+
+    /// Replaces limits and retries of an experiment by those that are given.
+    fn overrule(&self, folder: &ResultsFolder, retries: Option<u32>) -> anyhow::Result<()> {
+        let (experiment, mut settings) = folder.read()?;
+        settings.limits = self.over(settings.limits);
+        settings.retries = retries.unwrap_or(settings.retries);
+        folder.write(&experiment, &settings)
     }
 }

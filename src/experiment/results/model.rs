@@ -51,6 +51,9 @@ pub struct Experiment {
 pub struct ClusterFacts {
     /// The API server's address.
     pub server: String,
+    /// The uid of the namespace kube-system, by which the cluster is known again.
+    #[serde(default)]
+    pub id: Option<String>,
     /// The version of Kubernetes, as in v1.36.2.
     pub kubernetes: Option<String>,
     /// The candidate nodes of the plan, by name.
@@ -141,7 +144,7 @@ pub struct RunRecord {
     pub form: u32,
     #[serde(flatten)]
     pub planned: PlannedRun,
-    /// How often this run was tried, the recorded time included.
+    /// How often this run was tried, the recorded attempt included.
     pub attempts: u32,
     /// Why the earlier attempts failed.
     #[serde(default)]
