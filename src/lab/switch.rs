@@ -387,7 +387,8 @@ impl PlanSwitch {
     }
 }
 
-/// Other plans with an active case that want some of the same nodes, as sentences.
+/// Other plans in use that this one can't run beside, as sentences: those that want some of the same nodes, and those whose cases have
+/// the same labels, because the pods of one would go to the nodes of the other.
 ///
 /// # Errors
 /// The plans can't be listed.
@@ -396,9 +397,24 @@ pub(super) async fn rivals(
     plan: &ScenePlan,
     nodes: &[Node],
 ) -> anyhow::Result<Vec<String>> {
-    let plans = scenes::plans(api.api()).await.context(
+    let plans = api.repeat(|| scenes::plans(api.api())).await.context(
         "can't list the plans of the cluster; the definition comes with pinfold scene crd | kubectl apply -f -",
     )?;
+    let plans = plans
+        .into_iter()
+        .filter_map(|plan| serde_json::from_value::<ScenePlan>(plan).ok());
+    let rivals = plans.filter_map(|other| rivalry(plan, &other, nodes));
+    Ok(rivals.collect())
+}
+
+/// Why a plan can't run beside another one; `None` if it can.
+fn rivalry(plan: &ScenePlan, other: &ScenePlan, nodes: &[Node]) -> Option<String> {
+    let annotations = other.metadata.annotations.as_ref();
+    let holder = annotations.and_then(|all| all.get(EXPERIMENT_LABEL));
+    let is_used = other.spec.active.is_some() || holder.is_some();
+    if other.metadata.name == plan.metadata.name || !is_used {
+        return None;
+    }
     let names = |plan: &ScenePlan| -> BTreeSet<String> {
         let candidates = crate::scene::candidates(plan, nodes);
         candidates
@@ -406,29 +422,40 @@ pub(super) async fn rivals(
             .map(|node| node.name.clone())
             .collect()
     };
-    let ours = names(plan);
-    let mut rivals = Vec::new();
-    for other in plans {
-        let Ok(other) = serde_json::from_value::<ScenePlan>(other) else {
-            continue;
-        };
-        let annotations = other.metadata.annotations.as_ref();
-        let is_taken = annotations.is_some_and(|all| all.contains_key(EXPERIMENT_LABEL));
-        let is_used = other.spec.active.is_some() || is_taken;
-        if other.metadata.name == plan.metadata.name || !is_used {
-            continue;
-        }
-        let shared: Vec<String> = names(&other).intersection(&ours).cloned().collect();
-        if let Some(first) = shared.first() {
-            rivals.push(format!(
-                "the plan {} is active, too, and wants {} of the same nodes, for example {first}: end its case (kubectl patch \
-                 sceneplan {0} --type json -p '[{{\"op\": \"remove\", \"path\": \"/spec/active\"}}]'), or use it with --use-plan {0}",
-                other.metadata.name.as_deref().unwrap_or_default(),
-                shared.len()
-            ));
-        }
+    let shared: Vec<String> = names(other).intersection(&names(plan)).cloned().collect();
+    let why = match shared.first() {
+        Some(first) => format!(
+            "wants {} of the same nodes, for example {first}",
+            shared.len()
+        ),
+        None => format!(
+            "has a {} with the same labels, so that pods would go to its nodes: give your scenes other names",
+            common_case(plan, other)?
+        ),
+    };
+    let name = other.metadata.name.as_deref().unwrap_or_default();
+    Some(match holder {
+        Some(holder) => format!(
+            "experiment {holder} runs with the plan {name}, which {why}; or wait for its end"
+        ),
+        None => format!(
+            "the plan {name} is active, too, and {why}; or end its case (kubectl patch sceneplan {name} --type json -p '[{{\"op\": \
+             \"remove\", \"path\": \"/spec/active\"}}]'), or use it with --use-plan {name}"
+        ),
+    })
+}
+
+/// A case that two plans name with the same labels.
+fn common_case(plan: &ScenePlan, other: &ScenePlan) -> Option<String> {
+    if plan.spec.labels.scene != other.spec.labels.scene {
+        return None;
     }
-    Ok(rivals)
+    let mut scenes = plan.spec.scenes.iter();
+    scenes.find_map(|scene| {
+        let mut cases = scene.cases.iter();
+        let case = cases.find(|case| other.spec.case(&scene.scene, &case.case).is_some())?;
+        Some(format!("scene {} case {}", scene.scene, case.case))
+    })
 }
 
 pub(super) fn taken(plan: &str, other: &str) -> String {

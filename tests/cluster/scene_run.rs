@@ -544,7 +544,7 @@ async fn a_plan_of_the_cluster_is_put_back() {
         after["metadata"]["annotations"]["pinfold.io/experiment"],
         Value::Null
     );
-    // A second active plan on the same nodes.
+    // A second active plan on the same nodes, and one whose case has the same labels.
     plan["metadata"]["name"] = json!("q");
     std::fs::write(cluster.path("q.yaml"), plan.to_string()).unwrap();
     let rival = cluster
@@ -555,6 +555,37 @@ async fn a_plan_of_the_cluster_is_put_back() {
         rival
             .error
             .contains("the plan p is active, too, and wants 3 of the same nodes"),
+        "{rival:?}"
+    );
+    plan["spec"]["nodes"] = json!({"names": ["n9"]});
+    put_node(&cluster.fake, "n9", "uid-n9");
+    let address = serve_pages(Arc::clone(&cluster.fake)).await;
+    cluster.fake.put_agent("agent-n9", "n9", address);
+    let mut active = cluster
+        .fake
+        .get("pinfold.io/v1alpha1", "ScenePlan", "", "p")
+        .unwrap();
+    active["spec"]["nodes"] = json!({"names": ["n0", "n1", "n2"]});
+    active["metadata"]["resourceVersion"] = Value::Null;
+    cluster.fake.put(&active);
+    std::fs::write(cluster.path("q.yaml"), plan.to_string()).unwrap();
+    let rival = cluster
+        .run(&[
+            "q.yaml",
+            "--job",
+            "job.yaml",
+            "--dry-run",
+            "--scenes",
+            "1",
+            "--cases",
+            "1",
+        ])
+        .await;
+    assert_eq!(rival.code, Some(2), "{rival:?}");
+    assert!(
+        rival
+            .error
+            .contains("has a scene 1 case 1 with the same labels"),
         "{rival:?}"
     );
 }

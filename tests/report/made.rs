@@ -97,6 +97,7 @@ impl Made {
             version: "0.1.0".to_owned(),
             began: "2026-11-28T08:00:00Z".to_owned(),
             cluster: ClusterFacts {
+                id: None,
                 server: "https://10.0.0.1:6443".to_owned(),
                 kubernetes: Some("v1.36.2".to_owned()),
                 nodes: (0..20).map(node).collect(),

@@ -16,7 +16,7 @@ pub(super) fn caution(experiment: &Experiment) -> Option<String> {
     let nodes = &experiment.cluster.nodes;
     let emulated = named(nodes, |node| node.emulated == Some(true))?;
     Some(format!(
-        "The times mean nothing: the CPUs of {emulated} are emulated. What was pinned and sized, and who talked to whom, is still true."
+        "The times mean nothing: the CPUs of {emulated} are emulated. What was pinned and sized is still true."
     ))
 }
 
