@@ -6,12 +6,12 @@ use anyhow::ensure;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
-use super::begin::cluster_id;
 use super::folder::ResultsFolder;
 use super::objects::Objects;
 use super::series::RunSeries;
 use super::settings::Settings;
 use super::steps::StepPattern;
+use super::surroundings::cluster_id;
 use super::switch::{PlanSwitch, rivals};
 use crate::cluster::agents::Agents;
 use crate::cluster::patient::PatientApi;

@@ -15,25 +15,33 @@
 
 mod begin;
 mod conduct;
+mod fit;
 mod folder;
 mod objects;
 mod order;
 mod pages;
 mod pods;
+mod preview;
+mod request;
 mod rights;
 mod run;
 mod series;
 mod settings;
 mod steps;
+mod surroundings;
 mod switch;
 mod usage;
 
-pub use begin::{Beginning, Request, begin, check_plan};
+pub use begin::{Beginning, begin, check_plan};
 pub use conduct::{Conclusion, Lab, LabTools};
 pub use folder::ResultsFolder;
 pub use order::{extension, order};
+pub use request::Request;
 pub use settings::{Before, Limits, Settings};
 pub use steps::{StepPattern, USUAL_PATTERN};
 
 /// The label of everything that belongs to an experiment. Its value is the experiment's id.
 pub const EXPERIMENT_LABEL: &str = "pinfold.io/experiment";
+
+/// The length of an experiment's id.
+const ID_LENGTH: usize = 6;

@@ -338,7 +338,8 @@ impl Watch {
                 }
                 (complete.elapsed() > limits.run).then(|| {
                     Err(format!(
-                        "the job did not end within {} s: raise --run-limit, or let it train fewer steps",
+                        "the job did not end within {} s: look in the logs whether it makes steps at all, and raise --run-limit, or let it train \
+                         fewer steps",
                         limits.run.as_secs()
                     ))
                 })

@@ -1,6 +1,6 @@
 //! A simulated experiment with known answers: 20 nodes, two scenes, two cases, four ways, six repeats, and a hot parameter server.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::path::Path;
 
@@ -113,6 +113,7 @@ impl Made {
                     ("ps".to_owned(), "2".to_owned()),
                     ("worker".to_owned(), "4".to_owned()),
                 ]),
+                shared_roles: BTreeSet::new(),
                 format: "native".to_owned(),
             },
             steps: StepSource::Lines {

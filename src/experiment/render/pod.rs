@@ -23,6 +23,9 @@ use super::words::{HOME, literal};
 use crate::pod::{CPUS_ANNOTATION, THREADS_ANNOTATION};
 use crate::scene::{Amount, PLAN_LABEL, PS, Slot, TASK_LABELS};
 
+/// How long the programs of an experiment's run may go on after their deletion.
+const RUN_GRACE_SECONDS: i64 = 5;
+
 /// The annotation by which schedulers find a pod's group.
 const GROUP: &str = "scheduling.k8s.io/group-name";
 
@@ -196,6 +199,9 @@ impl ResolvedJob<'_> {
                 // The training operator has it beside the template, and warns of one inside.
                 restart_policy: (self.format != WorkloadFormat::Tfjob).then(|| restart.to_owned()),
                 scheduler_name: self.scheduler().map(str::to_owned),
+                // Many programs ignore SIGTERM as a container's first process, and half a minute for each run of an experiment
+                // adds up. When its pods are deleted, nobody needs their state any more.
+                termination_grace_period_seconds: self.run.map(|_| RUN_GRACE_SECONDS),
                 security_context: Some(self.pod_security()),
                 service_account_name: self.job.service_account.clone(),
                 subdomain: hostname.is_some().then(|| self.name.clone()),

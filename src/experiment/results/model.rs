@@ -7,7 +7,7 @@
 //!
 //! What nobody measured is `None`, and never 0.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use serde::{Deserialize, Serialize};
 
@@ -107,6 +107,9 @@ pub struct JobFacts {
     pub command: Vec<String>,
     /// The CPU limit or request of a task, by role, as written in the plan or the job.
     pub cpus: BTreeMap<String, String>,
+    /// The roles whose tasks stay on shared CPUs in every way, because the plan or the job says so.
+    #[serde(default)]
+    pub shared_roles: BTreeSet<String>,
     /// The kind of objects: native, tfjob, volcano or jobset.
     pub format: String,
 }

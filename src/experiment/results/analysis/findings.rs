@@ -1,5 +1,7 @@
 //! [`findings`]: what stands out in the runs, each thing once, with how often it was seen.
 
+use std::collections::BTreeSet;
+
 use super::names::Names;
 use super::signs::{FigureName, IDLE, INTERFERENCE, SLOW_CPU, SLOW_STEPS, Sign, signs};
 use super::usage::RunsByCondition;
@@ -17,12 +19,16 @@ const APART_FROM_OTHERS: f64 = 0.5;
 type SignOfRun<'a> = (Condition, &'a RunRecord, Sign);
 
 /// The findings, the most frequent of each kind first.
-pub(super) fn findings(runs: &RunsByCondition<'_>, names: &Names) -> Vec<Finding> {
+pub(super) fn findings(
+    runs: &RunsByCondition<'_>,
+    names: &Names,
+    shared_roles: &BTreeSet<String>,
+) -> Vec<Finding> {
     let mut by_subject: Vec<Vec<SignOfRun>> = Vec::new();
     let mut all: Vec<SignOfRun> = Vec::new();
     for (condition, of_condition) in runs {
         for &run in of_condition {
-            let signs = signs(run, condition.way.exclusive);
+            let signs = signs(run, condition.way.exclusive, shared_roles);
             all.extend(signs.into_iter().map(|sign| (*condition, run, sign)));
         }
     }

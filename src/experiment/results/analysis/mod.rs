@@ -70,7 +70,7 @@ pub fn analyze(results: &Results) -> Result<Outcome, RunError> {
         conditions: comparisons.conditions(number),
         figures: Vec::new(),
         speedup: comparisons.speedup(workers)?,
-        findings: findings::findings(&by_condition, &names),
+        findings: findings::findings(&by_condition, &names, &experiment.job.shared_roles),
         traffic: usage::traffic(&by_condition, &names),
         roles: usage::roles(experiment, &by_condition, &names),
         evidence: usage::evidence(&by_condition, &names),

@@ -65,10 +65,14 @@ impl Sign {
 }
 
 /// The signs of a run that should have exclusive CPUs, or not.
-pub(super) fn signs(run: &RunRecord, exclusive: bool) -> Vec<Sign> {
+pub(super) fn signs(
+    run: &RunRecord,
+    exclusive: bool,
+    shared_roles: &BTreeSet<String>,
+) -> Vec<Sign> {
     let mut signs: Vec<Sign> = shared_steps(run).into_iter().collect();
     if exclusive {
-        signs.extend(unpinned(run));
+        signs.extend(unpinned(run, shared_roles));
     }
     signs.extend(hot_server(run));
     signs.extend(idle_servers(run));
@@ -101,10 +105,10 @@ fn shared_steps(run: &RunRecord) -> Option<Sign> {
     })
 }
 
-/// Tasks without exclusive CPUs in a run that gives some, by the reason.
-fn unpinned(run: &RunRecord) -> Vec<Sign> {
+/// Tasks without exclusive CPUs in a run that gives some, by the reason. Roles that are to stay on shared CPUs are none.
+fn unpinned(run: &RunRecord, shared_roles: &BTreeSet<String>) -> Vec<Sign> {
     let mut signs: Vec<Sign> = Vec::new();
-    for task in Task::all(run) {
+    for task in Task::all(run).filter(|task| !shared_roles.contains(&task.record.role)) {
         let usage = &task.record.usage;
         let reason = match (&usage.not_pinned, task.is_pinned()) {
             (Some(reason), _) => reason.as_str(),
