@@ -61,16 +61,7 @@ pub async fn begin(
     };
     let all = conditions(&scenes, &request.ways);
     let design = Design::new(all.iter().copied(), request.options)?;
-    let servers = |condition: &&Condition| {
-        let case = scenes
-            .get(condition.scene)
-            .and_then(|scene| scene.cases.get(condition.case));
-        case.map_or(0, |case| case.servers)
-    };
-    let warm_up = all
-        .iter()
-        .max_by_key(servers)
-        .context("no case has servers")?;
+    let warm_up = largest(&scenes, &all).context("no case has servers")?;
     let before = before(api, &request, &namespace).await?;
     ensure!(
         before.had_namespace || !makes_claims(&job),
@@ -93,7 +84,7 @@ pub async fn begin(
         job: job_facts(&request, &job, &scenes)?,
         scenes,
         steps: request.steps.clone(),
-        order: order(&design, request.seed, *warm_up),
+        order: order(&design, request.seed, warm_up),
         seed: request.seed,
         design,
     };
@@ -213,6 +204,16 @@ fn conditions(scenes: &[SceneFacts], ways: &[Way]) -> Vec<Condition> {
         }
     }
     all
+}
+
+/// The condition with the most servers, and of these the last, which has exclusive CPUs.
+fn largest(scenes: &[SceneFacts], conditions: &[Condition]) -> Option<Condition> {
+    let servers = |condition: &Condition| {
+        let scene = scenes.get(condition.scene);
+        let case = scene.and_then(|scene| scene.cases.get(condition.case));
+        case.map_or(0, |case| case.servers)
+    };
+    conditions.iter().copied().max_by_key(servers)
 }
 
 /// What the cluster has before the experiment. A plan of the file's name must not be there yet.

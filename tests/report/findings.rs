@@ -154,6 +154,13 @@ fn idle_servers_interference_and_unpinned_tasks_are_found() {
         unpinned.sentence,
         "worker tasks had no exclusive CPUs in runs that should give them: the CPU limit is not a whole number"
     );
+
+    // Tasks that are to stay shared are no finding.
+    let mut shared = experiment.clone();
+    shared.job.shared_roles.insert("worker".to_owned());
+    let outcome = super::outcome(&shared, &runs);
+    let is_unpinned = |finding: &&Finding| finding.kind == FindingKind::Unpinned;
+    assert_eq!(outcome.findings.iter().find(is_unpinned), None);
 }
 
 #[test]
