@@ -44,7 +44,7 @@ fn known_effects_are_named_and_nothing_else() {
                 .contains("with 95 % confidence (6 repeats)")
             && exclusive
                 .certainty
-                .contains("or more is found in 8 of 10 experiments"),
+                .contains("or more would have been named in 8 of 10 such experiments"),
         "{exclusive:?}"
     );
     let scene = answer(&outcome, "Scene 2 against scene 1");

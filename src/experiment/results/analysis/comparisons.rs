@@ -116,12 +116,13 @@ impl Comparisons<'_> {
         let matters = change_of_margin(self.design.margin());
         match contrast.verdict {
             Some(Verdict::More | Verdict::Less) if contrast.is_within_margin => format!(
-                "{with}, the job is {amount}. That is a small difference: it lies within the {matters} that were fixed \
-                 beforehand as not mattering."
+                "{with}, the job is {amount}. That is a small difference: it lies within {matters}, which was fixed before the first \
+                 run as too small to matter."
             ),
             Some(Verdict::More | Verdict::Less) => format!("{with}, the job is {amount}."),
             Some(Verdict::NoEffect) => format!(
-                "{factor} {makes} no difference that matters: none beyond the {matters} that were fixed beforehand."
+                "{factor} {makes} no difference that matters: if there is one, it lies within {matters}, which was fixed before the first \
+                 run as too small to matter."
             ),
             Some(Verdict::NotDistinguishable) => format!(
                 "{factor} may or may not make a difference: these runs can't tell, and more repeats would."
@@ -158,7 +159,7 @@ impl Comparisons<'_> {
         };
         if let Some(smallest) = contrast.smallest_effect {
             text += &format!(
-                " One of {} or more is found in 8 of 10 experiments with as much noise.",
+                " A real difference of {} or more would have been named in 8 of 10 such experiments.",
                 smallest_words(smallest)
             );
         }

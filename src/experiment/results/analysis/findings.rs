@@ -235,11 +235,12 @@ fn remedy(kind: FindingKind, median: &dyn Fn(FigureName) -> Option<f64>) -> Stri
             "Look at the worker's input, its network and its neighbors; if it is always on the same node, look at the node first"
         }
         FindingKind::Throttled => {
-            "Give the tasks exclusive CPUs, which have no quota, or fewer threads, or a higher limit"
+            "Give the tasks exclusive CPUs, which have no quota once they are pinned, or a higher limit; if they have more threads than CPUs, \
+             give them fewer"
         }
         FindingKind::Interference => {
-            "Let pinfold doctor name what runs there; with enforcement partition only kernel threads and interrupts can, and \
-             cpuIsolation moves those"
+            "Run pinfold doctor on the nodes, which names what runs there. With enforcement cpuset these may be daemons of the host; with \
+             enforcement partition only kernel threads and interrupts are left, and the key cpuIsolation moves those away"
         }
         FindingKind::Other => "",
     };

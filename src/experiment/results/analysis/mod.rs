@@ -124,14 +124,27 @@ fn lost(results: &Results, names: &Names) -> Vec<LostRun> {
 fn summary(experiment: &Experiment, results: &Results) -> String {
     let planned = experiment.order.iter().filter(|run| run.block.is_some());
     format!(
-        "{} ran in {}, with {} of each, on {}: {} of {} planned runs count.",
+        "The training job {} ran in {} (every scene and case in every way), with {} of each, on {}. {} of {} planned runs count. {}.",
         experiment.job.name,
         counted(experiment.design.conditions().count(), "condition"),
         counted(experiment.design.repeats(), "repeat"),
         cluster_words(experiment),
         results.counting().count(),
-        planned.count()
+        planned.count(),
+        ways_in_words(experiment).join("; ")
     )
+}
+
+/// The ways that were run, each with its name.
+fn ways_in_words(experiment: &Experiment) -> Vec<String> {
+    let mut ways: Vec<String> = Vec::new();
+    for condition in experiment.design.conditions() {
+        let way = format!("{} is {}", condition.way.name(), condition.way.words());
+        if !ways.contains(&way) {
+            ways.push(way);
+        }
+    }
+    ways
 }
 
 /// What ran on what.
