@@ -19,7 +19,7 @@ pub struct StepPattern(Regex);
 /// Why a pattern can't be used.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum StepPatternError {
-    #[error("the pattern is no regular expression: {0}")]
+    #[error("the pattern is not a regular expression: {0}")]
     Syntax(String),
     #[error(
         "the pattern has no group: put the number of steps into parentheses, as in 'step=([0-9]+)'"
