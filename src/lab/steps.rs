@@ -22,7 +22,7 @@ pub enum StepPatternError {
     #[error("the pattern is not a regular expression: {0}")]
     Syntax(String),
     #[error(
-        "the pattern has no group: put the number of steps into parentheses, as in 'step=([0-9]+)'"
+        "the pattern has no group: write parentheses around the number of steps, as in 'step=([0-9]+)'"
     )]
     NoGroup,
 }
