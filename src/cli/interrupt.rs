@@ -1,4 +1,4 @@
-//! The end of a demo or a bench by a signal.
+//! The end of a demo, a bench or an experiment by a signal.
 
 use anyhow::Context;
 use tokio::signal::unix::{SignalKind, signal};

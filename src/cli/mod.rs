@@ -18,7 +18,7 @@ mod doctor;
 mod draft;
 mod environment;
 mod explain;
-#[cfg(any(feature = "demo", feature = "bench"))]
+#[cfg(any(feature = "demo", feature = "bench", feature = "lab"))]
 mod interrupt;
 #[cfg(any(feature = "top", feature = "experiments"))]
 mod interval;
