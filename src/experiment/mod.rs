@@ -28,6 +28,6 @@ pub use page::page;
 pub use render::{
     Faults, Folder, Gang, JobTask, Preset, ROLES, Reclaim, RenderRequest, Rendered, RoleTasks,
     RunTag, Slice, SuccessPolicy, TaskOf, TaskResources, TaskShare, TrainingJob, WorkloadFormat,
-    render, requested_resources, roles, settle, tasks,
+    render, requested_resources, roles, settle, settle_run, tasks,
 };
 pub use simulate::{Simulation, claimed, invented, simulate};

@@ -4,13 +4,13 @@ use anyhow::{Context, bail, ensure};
 use k8s_openapi::jiff::Timestamp;
 use serde_json::Value;
 
+use super::cluster_state::look_at_cluster;
 use super::fit::check_cases;
 use super::order::order;
 use super::preview::{job_facts, preview};
 use super::request::Request;
 use super::rights::{Intent, missing_rights, needed};
 use super::settings::{Before, Settings};
-use super::surroundings::surroundings;
 use super::switch::rivals;
 use super::{EXPERIMENT_LABEL, ID_LENGTH};
 use crate::cluster::agents::Agents;
@@ -25,7 +25,7 @@ const ID_LETTERS: &[u8] = b"abcdefghijkmnpqrstuvwxyz23456789";
 
 /// An experiment that may begin.
 #[derive(Debug)]
-pub struct Beginning {
+pub struct PreparedExperiment {
     pub experiment: Experiment,
     pub settings: Settings,
     /// What it is going to do, line by line.
@@ -42,7 +42,7 @@ pub async fn begin(
     agents: &Agents,
     server: &str,
     request: Request,
-) -> anyhow::Result<Beginning> {
+) -> anyhow::Result<PreparedExperiment> {
     let scenes = scene_facts(&request)?;
     let id = id();
     let plan_name = request.plan.metadata.name.clone().unwrap_or_default();
@@ -69,16 +69,16 @@ pub async fn begin(
          create a namespace, and name it with --job-namespace"
     );
     check_rights(api, server, &request, &job, &before).await?;
-    let around = surroundings(api, agents, server, &request.plan).await?;
-    let rivals = rivals(api, &request.plan, &around.nodes).await?;
+    let state = look_at_cluster(api, agents, server, &request.plan).await?;
+    let rivals = rivals(api, &request.plan, &state.nodes).await?;
     ensure!(rivals.is_empty(), "{}", rivals.join("\n"));
-    let sizes = check_cases(&request, &job, &scenes, &around)?;
+    let sizes = check_cases(&request, &job, &scenes, &state)?;
     let experiment = Experiment {
         form: FORM,
         id,
         version: env!("CARGO_PKG_VERSION").to_owned(),
         began: Timestamp::now().to_string(),
-        cluster: around.facts,
+        cluster: state.facts,
         plan: plan_name,
         namespace,
         job: job_facts(&request, &job, &scenes)?,
@@ -89,7 +89,7 @@ pub async fn begin(
         design,
     };
     let preview = preview(&experiment, &request, &before, &sizes);
-    Ok(Beginning {
+    Ok(PreparedExperiment {
         warnings: sizes.warnings,
         preview,
         settings: Settings {
@@ -122,7 +122,6 @@ async fn check_rights(
         creates_plan: !before.had_plan,
         creates_namespace: !before.had_namespace,
         has_claims: makes_claims(job),
-        asks_agents: true,
     };
     let missing = missing_rights(api, &needed(intent)).await?;
     ensure!(

@@ -6,12 +6,12 @@ use anyhow::ensure;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
+use super::cluster_state::cluster_id;
 use super::folder::ResultsFolder;
 use super::objects::Objects;
 use super::series::RunSeries;
 use super::settings::Settings;
 use super::steps::StepPattern;
-use super::surroundings::cluster_id;
 use super::switch::{PlanSwitch, rivals};
 use crate::cluster::agents::Agents;
 use crate::cluster::patient::PatientApi;
@@ -150,7 +150,7 @@ impl Lab {
             () = stop.cancelled() => Conclusion::Interrupted,
         };
         if conclusion == Conclusion::Interrupted {
-            self.tell(
+            self.report(
                 "interrupted: the current run's objects are deleted, and everything is put back",
             );
             // A creation that was under way may still come.
@@ -185,7 +185,7 @@ impl Lab {
             left.extend(done.err().map(|error| format!("{error:#}")));
         };
         note(self.objects.delete_all().await);
-        note(self.objects.gone(limit).await);
+        note(self.objects.wait_until_gone(limit).await);
         if self.settings.before.had_plan {
             note(self.plan.give_back(&self.settings.before).await);
         } else {
@@ -198,7 +198,7 @@ impl Lab {
         Ok(())
     }
 
-    pub(super) fn tell(&self, what: &str) {
+    pub(super) fn report(&self, what: &str) {
         (self.say)(what);
     }
 
@@ -215,7 +215,7 @@ impl Lab {
         }
         // A process that was killed leaves the objects of its last run.
         self.objects.delete_all().await?;
-        self.objects.gone(self.limits().switch).await?;
+        self.objects.wait_until_gone(self.limits().switch).await?;
         let all = self.experiment.order.len();
         let mut failed = 0;
         let (began, mut done) = (Instant::now(), 0_u32);
@@ -234,7 +234,7 @@ impl Lab {
                     done += 1;
                     let left =
                         began.elapsed() / done * u32::try_from(all - place - 1).unwrap_or(u32::MAX);
-                    self.tell(&format!(
+                    self.report(&format!(
                         "{}{}",
                         self.result_line(&record, all),
                         time_left(left)
@@ -274,7 +274,7 @@ impl Lab {
                     return Ok(failed_record(run, attempts, failures, why));
                 }
                 Err(why) => {
-                    self.tell(&format!("run {} is tried again: {why}", run.number));
+                    self.report(&format!("run {} is tried again: {why}", run.number));
                     failures.push(why);
                 }
             }

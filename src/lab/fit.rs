@@ -5,11 +5,12 @@ use std::collections::BTreeMap;
 use anyhow::{Context, bail, ensure};
 
 use super::ID_LENGTH;
+use super::cluster_state::ClusterState;
 use super::request::Request;
-use super::surroundings::Surroundings;
 use crate::experiment::results::SceneFacts;
 use crate::experiment::{
-    AMOUNTS, RenderRequest, RunTag, Slice, TrainingJob, claimed, render, settle, simulate,
+    AMOUNTS, RenderRequest, RunTag, Slice, TaskResources, TrainingJob, claimed, render, settle_run,
+    simulate,
 };
 use crate::scene::{Node, ScenePlan, assign, slots};
 use crate::text::counted;
@@ -30,7 +31,7 @@ pub(super) fn check_cases(
     request: &Request,
     job: &TrainingJob,
     scenes: &[SceneFacts],
-    around: &Surroundings,
+    state: &ClusterState,
 ) -> anyhow::Result<Sizes> {
     let mut sizes = Sizes {
         lines: Vec::new(),
@@ -64,9 +65,11 @@ pub(super) fn check_cases(
             }
             let pods: u32 = case.tasks.values().sum();
             sizes.pods = sizes.pods.max(pods);
-            fits(request, job, named, around).with_context(|| format!("{name} does not fit"))?;
-            let needs = exclusive_need(request, job, named)?;
-            check_givable(&request.plan, named, &needs, around)
+            let requested = settle_run(&request.plan, named, job, AMOUNTS)?;
+            fits(&request.plan, named, &requested, state)
+                .with_context(|| format!("{name} does not fit"))?;
+            let needs = exclusive_need(&request.plan, named, &requested)?;
+            check_givable(&request.plan, named, &needs, state)
                 .with_context(|| format!("{name} does not fit"))?;
             let most = needs.values().copied().max().unwrap_or_default();
             sizes.lines.push(format!(
@@ -74,7 +77,7 @@ pub(super) fn check_cases(
                 counted(pods, "pod"),
                 counted(case.servers, "node"),
                 counted(most, "exclusive CPU"),
-                can_give(around)
+                can_give(state)
             ));
         }
     }
@@ -84,8 +87,8 @@ pub(super) fn check_cases(
 }
 
 /// How many CPUs the candidates can give, as the end of a sentence.
-fn can_give(around: &Surroundings) -> String {
-    let given = || around.givable.values();
+fn can_give(state: &ClusterState) -> String {
+    let given = || state.givable.values();
     match (given().min(), given().max()) {
         (Some(least), Some(most)) if least == most => format!(", which can give {most}"),
         (Some(least), Some(most)) => format!(", which can give {least} to {most}"),
@@ -95,29 +98,24 @@ fn can_give(around: &Surroundings) -> String {
 
 /// Checks that the scheduler would find a node for every task.
 fn fits(
-    request: &Request,
-    job: &TrainingJob,
+    plan: &ScenePlan,
     (scene, case): (&str, &str),
-    around: &Surroundings,
+    requested: &BTreeMap<String, TaskResources>,
+    state: &ClusterState,
 ) -> anyhow::Result<()> {
-    let slots = slots(&request.plan, scene, case)?;
-    let bare: Vec<Node> = around
+    let slots = slots(plan, scene, case)?;
+    let bare: Vec<Node> = state
         .nodes
         .iter()
         .map(|node| {
-            let owned = request.plan.spec.labels.owned();
+            let owned = plan.spec.labels.owned();
             let mut node = node.clone();
             node.labels.retain(|key, _| !owned.contains(key.as_str()));
             node
         })
         .collect();
-    let labelled = claimed(&request.plan, &slots, &bare);
-    let pinned = TrainingJob {
-        pin: Some(true),
-        ..job.clone()
-    };
-    let requested = settle(&request.plan, (scene, case), &pinned, AMOUNTS)?;
-    let simulation = simulate(&request.plan, (scene, case), &requested, &labelled, AMOUNTS)?;
+    let labelled = claimed(plan, &slots, &bare);
+    let simulation = simulate(plan, (scene, case), requested, &labelled, AMOUNTS)?;
     if let Some((task, why)) = simulation.pending.first() {
         bail!(
             "{} of its tasks have no node, for example {task}: {why}",
@@ -129,16 +127,11 @@ fn fits(
 
 /// The whole CPUs that a server of each group needs, by the group's name.
 fn exclusive_need(
-    request: &Request,
-    job: &TrainingJob,
+    plan: &ScenePlan,
     (scene, case): (&str, &str),
+    requested: &BTreeMap<String, TaskResources>,
 ) -> anyhow::Result<BTreeMap<String, u32>> {
-    let pinned = TrainingJob {
-        pin: Some(true),
-        ..job.clone()
-    };
-    let requested = settle(&request.plan, (scene, case), &pinned, AMOUNTS)?;
-    let Some((scene, _)) = request.plan.spec.case(scene, case) else {
+    let Some((scene, _)) = plan.spec.case(scene, case) else {
         return Ok(BTreeMap::new());
     };
     let mut needs = BTreeMap::new();
@@ -151,7 +144,7 @@ fn exclusive_need(
             let limit = resources.limits.get("cpu");
             let millis = limit.map_or(Ok(0), |amount| (AMOUNTS.read)("cpu", &amount.0));
             let millis = millis.map_err(anyhow::Error::msg)?;
-            if resources.pin != Some(false) {
+            if resources.pin == Some(true) {
                 cpus = cpus.saturating_add(millis / 1000 * u64::from(*count));
             }
         }
@@ -166,7 +159,7 @@ fn check_givable(
     plan: &ScenePlan,
     (scene, case): (&str, &str),
     needs: &BTreeMap<String, u32>,
-    around: &Surroundings,
+    state: &ClusterState,
 ) -> anyhow::Result<()> {
     let slots = slots(plan, scene, case)?;
     let need_at = |place: usize| {
@@ -175,10 +168,10 @@ fn check_givable(
     };
     let mut wanted: BTreeMap<&str, u32> = BTreeMap::new();
     if plan.spec.nodes.names.is_some() {
-        for (place, (_, node)) in assign(plan, &slots, &around.nodes).given.iter().enumerate() {
+        for (place, (_, node)) in assign(plan, &slots, &state.nodes).given.iter().enumerate() {
             let node = node
                 .as_deref()
-                .and_then(|node| around.givable.get_key_value(node));
+                .and_then(|node| state.givable.get_key_value(node));
             wanted.extend(node.and_then(|(node, _)| Some((node.as_str(), need_at(place)?))));
         }
     } else {
@@ -186,12 +179,12 @@ fn check_givable(
             .filter_map(need_at)
             .max()
             .unwrap_or_default();
-        wanted.extend(around.givable.keys().map(|node| (node.as_str(), most)));
+        wanted.extend(state.givable.keys().map(|node| (node.as_str(), most)));
     }
     let small: Vec<String> = wanted
         .iter()
         .filter_map(|(node, cpus)| {
-            let given = around.givable.get(*node)?;
+            let given = state.givable.get(*node)?;
             (given < cpus).then(|| {
                 format!(
                     "{node} is to give {} and has {given}",

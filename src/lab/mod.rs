@@ -14,6 +14,7 @@
 #![warn(clippy::too_many_lines, clippy::excessive_nesting)]
 
 mod begin;
+mod cluster_state;
 mod conduct;
 mod fit;
 mod folder;
@@ -28,11 +29,10 @@ mod run;
 mod series;
 mod settings;
 mod steps;
-mod surroundings;
 mod switch;
 mod usage;
 
-pub use begin::{Beginning, begin, check_plan};
+pub use begin::{PreparedExperiment, begin, check_plan};
 pub use conduct::{Conclusion, Lab, LabTools};
 pub use folder::ResultsFolder;
 pub use order::{extension, order};

@@ -62,7 +62,7 @@ const KINDS: [ObjectKind; 8] = [
 ];
 
 /// Between two looks at what goes away.
-const LOOK: Duration = Duration::from_secs(2);
+const POLL_INTERVAL: Duration = Duration::from_secs(2);
 
 /// The most names in a message.
 const MOST_NAMED: usize = 5;
@@ -159,7 +159,7 @@ impl Objects {
                  with --job-namespace",
                 self.namespace
             );
-            tokio::time::sleep(LOOK).await;
+            tokio::time::sleep(POLL_INTERVAL).await;
         }
     }
 
@@ -206,7 +206,7 @@ impl Objects {
     ///
     /// # Errors
     /// Pods are left after the time limit; they are named.
-    pub(super) async fn gone(&self, limit: Duration) -> anyhow::Result<()> {
+    pub(super) async fn wait_until_gone(&self, limit: Duration) -> anyhow::Result<()> {
         let until = Instant::now() + limit;
         loop {
             let pods = self.pods().await?;
@@ -229,7 +229,7 @@ impl Objects {
                     self.namespace
                 );
             }
-            tokio::time::sleep(LOOK).await;
+            tokio::time::sleep(POLL_INTERVAL).await;
         }
     }
 
@@ -290,7 +290,7 @@ impl Objects {
                 limit.as_secs(),
                 self.namespace
             );
-            tokio::time::sleep(LOOK).await;
+            tokio::time::sleep(POLL_INTERVAL).await;
         }
     }
 }

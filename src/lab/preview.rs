@@ -7,7 +7,7 @@ use super::request::Request;
 use super::run::{pause, readings_a_minute};
 use super::settings::Before;
 use crate::experiment::results::{Experiment, JobFacts, SceneFacts};
-use crate::experiment::{AMOUNTS, TrainingJob, settle};
+use crate::experiment::{AMOUNTS, TrainingJob, settle_run};
 use crate::text::counted;
 
 /// The job, for the report.
@@ -24,7 +24,7 @@ pub(super) fn job_facts(
         Some((scene.scene.as_str(), case.case.as_str()))
     });
     let requested = match first {
-        Some(named) => settle(&request.plan, named, job, AMOUNTS)?,
+        Some(named) => settle_run(&request.plan, named, job, AMOUNTS)?,
         None => BTreeMap::new(),
     };
     let cpus = requested.iter().filter_map(|(role, resources)| {
@@ -43,7 +43,7 @@ pub(super) fn job_facts(
         cpus: cpus.collect(),
         shared_roles: requested
             .iter()
-            .filter(|(_, resources)| resources.pin == Some(false))
+            .filter(|(_, resources)| resources.pin != Some(true))
             .map(|(role, _)| role.clone())
             .collect(),
         format: request.format.name().to_owned(),

@@ -31,7 +31,6 @@ pub(super) struct Intent<'a> {
     pub creates_plan: bool,
     pub creates_namespace: bool,
     pub has_claims: bool,
-    pub asks_agents: bool,
 }
 
 #[derive(Deserialize)]
@@ -109,11 +108,10 @@ pub(super) fn needed(intent: Intent<'_>) -> Vec<Right> {
     if intent.has_claims {
         rights.extend(right(job, "", "persistentvolumeclaims", "", &["create"]));
     }
-    if intent.asks_agents {
-        let agents = Some(intent.agent_namespace);
-        rights.extend(right(agents, "", "pods", "", &["list"]));
-        rights.extend(right(agents, "", "pods", "portforward", &["create", "get"]));
-    }
+    // Their pages tell before the start how many CPUs they can give, even where a Prometheus tells of the runs.
+    let agents = Some(intent.agent_namespace);
+    rights.extend(right(agents, "", "pods", "", &["list"]));
+    rights.extend(right(agents, "", "pods", "portforward", &["create", "get"]));
     rights
 }
 

@@ -20,7 +20,7 @@ use crate::experiment::{AMOUNTS, RenderRequest, Rendered, RunTag, Slice, render}
 use crate::scene::{ActiveCase, CHIEF, EVALUATOR, PS};
 
 /// The shortest time between two looks at the pods. With many pods it is longer.
-const LOOK: Duration = Duration::from_secs(2);
+const POLL_INTERVAL: Duration = Duration::from_secs(2);
 
 /// Pods that a second of looking may read.
 const PODS_PER_SECOND: usize = 100;
@@ -100,7 +100,10 @@ impl Lab {
         let case = self.case_of(run)?;
         let rendered = self.rendered(run)?;
         self.plan.activate(Some(&case)).await?;
-        let nodes = self.plan.labelled(&case, self.limits().switch).await?;
+        let nodes = self
+            .plan
+            .wait_for_labels(&case, self.limits().switch)
+            .await?;
         let limit = self.limits().switch;
         let ahead = self.objects.create(&rendered.objects, limit).await?;
         let mut watch = self.watch(run, &nodes, ahead).await?;
@@ -109,7 +112,7 @@ impl Lab {
             Err(why) => Err(why),
         };
         self.objects.delete_all().await?;
-        self.objects.gone(self.limits().switch).await?;
+        self.objects.wait_until_gone(self.limits().switch).await?;
         Ok(outcome)
     }
 
@@ -162,7 +165,7 @@ impl Lab {
             if Instant::now() >= watch.next_reminder {
                 watch.next_reminder = Instant::now() + REMINDER;
                 if let RunState::Starting(late) = &state {
-                    self.tell(&format!("still waiting for {}", late.join("; ")));
+                    self.report(&format!("still waiting for {}", late.join("; ")));
                 }
             }
             match watch.verdict(state, self.limits()) {
@@ -403,7 +406,7 @@ fn seconds(time: Timestamp) -> f64 {
 
 /// The time between two looks at this number of pods.
 pub(super) fn pause(pods: usize) -> Duration {
-    LOOK.max(Duration::from_secs((pods / PODS_PER_SECOND) as u64))
+    POLL_INTERVAL.max(Duration::from_secs((pods / PODS_PER_SECOND) as u64))
 }
 
 fn between_pages(nodes: usize) -> Duration {

@@ -6,7 +6,7 @@ use std::time::Duration;
 use super::steps::Progress;
 use crate::experiment::report::{Measure, QueriedPods, Series, StepMetric};
 use crate::experiment::results::TaskUsage;
-use crate::promql::{Prometheus, PrometheusError};
+use crate::promql::{Prometheus, PrometheusError, whole_seconds};
 
 /// How often, and after which pause, a query is repeated.
 const TRIES: u32 = 10;
@@ -51,7 +51,7 @@ impl RunSeries {
         pods: &[&str],
         (from, to): (f64, f64),
     ) -> Result<BTreeMap<String, TaskUsage>, PrometheusError> {
-        let seconds = whole(to - from);
+        let seconds = whole_seconds(to - from);
         let mut usage: BTreeMap<String, TaskUsage> = BTreeMap::new();
         let queried = QueriedPods {
             namespace,
@@ -106,7 +106,7 @@ impl RunSeries {
             names: pods,
             steps: Some(metric),
         };
-        let Some(query) = queried.total(Measure::Steps, whole(to - from)) else {
+        let Some(query) = queried.total(Measure::Steps, whole_seconds(to - from)) else {
             return Ok(BTreeMap::new());
         };
         let progress = |(pod, steps)| {
@@ -154,14 +154,4 @@ impl RunSeries {
         }
         Ok(pods)
     }
-}
-
-/// Whole seconds, at least one.
-#[expect(
-    clippy::cast_possible_truncation,
-    clippy::cast_sign_loss,
-    reason = "it is at least 1, and whole"
-)]
-fn whole(seconds: f64) -> u64 {
-    seconds.ceil().max(1.0) as u64
 }

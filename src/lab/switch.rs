@@ -21,7 +21,7 @@ use crate::scene::{
 const PLANS: &str = "/apis/pinfold.io/v1alpha1/sceneplans";
 
 /// The shortest time between two looks at the nodes. With many nodes it is longer.
-const LOOK: Duration = Duration::from_secs(2);
+const POLL_INTERVAL: Duration = Duration::from_secs(2);
 
 /// Nodes that a second of looking may read.
 const NODES_PER_SECOND: usize = 500;
@@ -173,7 +173,7 @@ impl PlanSwitch {
             Ok(json!({"spec": {"active": null}}))
         })
         .await?;
-        self.without_labels(limit).await?;
+        self.wait_until_unlabelled(limit).await?;
         let deleted = self.api.delete(&self.path()).await;
         deleted.with_context(|| format!("can't delete the plan {}", self.name()))
     }
@@ -246,7 +246,7 @@ impl PlanSwitch {
     ///
     /// # Errors
     /// Slots lack a node after the time limit; what holds them up is named.
-    pub(super) async fn labelled(
+    pub(super) async fn wait_for_labels(
         &self,
         case: &ActiveCase,
         limit: Duration,
@@ -294,7 +294,7 @@ impl PlanSwitch {
     }
 
     /// Waits until no node has labels of the plan.
-    async fn without_labels(&self, limit: Duration) -> anyhow::Result<()> {
+    async fn wait_until_unlabelled(&self, limit: Duration) -> anyhow::Result<()> {
         let until = Instant::now() + limit;
         loop {
             let nodes = self.nodes().await?;
@@ -467,5 +467,5 @@ pub(super) fn taken(plan: &str, other: &str) -> String {
 }
 
 fn pause(nodes: usize) -> Duration {
-    LOOK.max(Duration::from_secs((nodes / NODES_PER_SECOND) as u64))
+    POLL_INTERVAL.max(Duration::from_secs((nodes / NODES_PER_SECOND) as u64))
 }

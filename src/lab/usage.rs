@@ -160,11 +160,11 @@ impl UsageBook {
             });
             return;
         }
-        self.say(pod, series);
+        self.note_label(pod, series);
     }
 
     /// Notes what a label says. The last page counts, and a reason why a pod isn't pinned stays.
-    fn say(&mut self, pod: String, series: &Series<'_>) {
+    fn note_label(&mut self, pod: String, series: &Series<'_>) {
         if series.value <= 0.0 {
             return;
         }

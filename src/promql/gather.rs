@@ -88,7 +88,10 @@ pub async fn discover(
         prometheus,
         warnings,
     };
-    let query = cases(&requested.subject, whole(requested.to - requested.from));
+    let query = cases(
+        &requested.subject,
+        whole_seconds(requested.to - requested.from),
+    );
     let found = pairs(&source.instant(&query, requested.to).await?);
     let Subject { scene, case, .. } = &requested.subject;
     if found.is_empty() {
@@ -183,7 +186,10 @@ impl QuerySource<'_> {
         requested: &RequestedRun,
         query: String,
     ) -> Result<GatherError, PrometheusError> {
-        let all = cases(&Subject::default(), whole(requested.to - requested.from));
+        let all = cases(
+            &Subject::default(),
+            whole_seconds(requested.to - requested.from),
+        );
         let existing = pairs(&self.instant(&all, requested.to).await?);
         let existing: Vec<String> = existing
             .iter()
@@ -217,18 +223,18 @@ impl QuerySource<'_> {
     async fn members(&mut self, requested: &RequestedRun) -> Result<Members, GatherError> {
         // Both queries end after the time range, to cover all of it.
         let step = step_of(requested.to - requested.from);
-        let query = whether(&requested.subject, whole(step));
+        let query = whether(&requested.subject, whole_seconds(step));
         let range = (requested.from, requested.to + step);
         let presence_series = self.range(&query, range, step).await?;
         let Some((first, last)) = first_and_last(&presence_series) else {
             return Err(self.no_members(requested, query, NoMembers::Nobody));
         };
         let (from, to) = (
-            (first - reaches_back(whole(step)) as f64).max(requested.from),
+            (first - reaches_back(whole_seconds(step)) as f64).max(requested.from),
             last.min(requested.to),
         );
         let step = step_of(to - from);
-        let query = presence(&requested.subject, whole(step));
+        let query = presence(&requested.subject, whole_seconds(step));
         let present = self.range(&query, (from, to + step), step).await?;
         let mut members = Members::read(&present, from, to, step)
             .map_err(|why| self.no_members(requested, query, why))?;
@@ -237,7 +243,7 @@ impl QuerySource<'_> {
             let query = scrapes(
                 &members.namespace,
                 &pod_names(&members),
-                whole(members.seconds()),
+                whole_seconds(members.seconds()),
             );
             let counted = self.instant(&query, members.to).await?;
             members.count(&counted);
@@ -284,7 +290,7 @@ impl QuerySource<'_> {
     ) -> Result<Totals, PrometheusError> {
         let mut totals = Totals::new();
         for measure in Measure::ALL {
-            let Some(query) = pods.total(measure, whole(members.seconds())) else {
+            let Some(query) = pods.total(measure, whole_seconds(members.seconds())) else {
                 continue;
             };
             let series = self.instant(&query, members.to).await?;
@@ -305,7 +311,7 @@ impl QuerySource<'_> {
     ) -> Result<Vec<Curve>, PrometheusError> {
         // Between two scrapes no value changes.
         let step = step_of(members.seconds()).max(members.interval.ceil());
-        let over = whole((SCRAPES_OF_A_RATE * members.interval).max(step));
+        let over = whole_seconds((SCRAPES_OF_A_RATE * members.interval).max(step));
         let mut curves = Vec::new();
         for measure in DRAWN {
             // By sockets, if interfaces don't tell.
@@ -388,6 +394,6 @@ fn step_of(seconds: f64) -> f64 {
     clippy::cast_sign_loss,
     reason = "it is at least 1, and whole"
 )]
-fn whole(seconds: f64) -> u64 {
+pub(crate) fn whole_seconds(seconds: f64) -> u64 {
     seconds.ceil().max(1.0) as u64
 }

@@ -19,6 +19,8 @@ use hyper::body::Bytes;
 use hyper::{Request, StatusCode, Uri};
 use kube::client::Body;
 
+#[cfg(feature = "lab")]
+pub(crate) use gather::whole_seconds;
 pub use gather::{GatherError, RequestedRun, discover, gather};
 
 use crate::cluster::{AGENT, short, words};

@@ -706,6 +706,26 @@ async fn what_can_not_work_is_refused_before_the_first_change() {
     );
 }
 
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_role_that_the_plan_keeps_shared_needs_no_whole_cpus() {
+    let cluster = Cluster::new(3).await;
+    let mut plan: Value = serde_json::from_str(&plan()).unwrap();
+    plan["spec"]["roles"] =
+        json!({"ps": {"requests": {"cpu": "300m", "memory": "1Gi"}, "pin": false}});
+    std::fs::write(cluster.path("plan.yaml"), plan.to_string()).unwrap();
+    let job = JOB.replace("  ps: {limits: {cpu: 1, memory: 1Gi}}\n", "");
+    std::fs::write(cluster.path("job.yaml"), job).unwrap();
+    let dry = cluster.run(&[&SMALL[..], &["--dry-run"]].concat()).await;
+    assert_eq!(dry.code, Some(0), "{dry:?}");
+    // Two workers; the server takes nothing.
+    assert!(
+        dry.out.contains(
+            "scene 1 case 1: 3 pods on 1 node, up to 2 exclusive CPUs on a node, which can give 6"
+        ),
+        "{dry:?}"
+    );
+}
+
 /// The numbers for the documentation: a run of the largest case on 1,000 nodes.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_run_on_a_thousand_nodes_needs_the_requests_that_were_announced() {

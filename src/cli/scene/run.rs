@@ -359,18 +359,18 @@ impl SceneRunArgs {
         let client = access.connection.client.clone();
         let agents = Agents::new(access.api.api().clone(), client, &self.agent_namespace);
         let server = &access.connection.server;
-        let beginning = begin(&access.api, &agents, server, request).await?;
-        super::super::emit(beginning.preview)?;
-        for warning in &beginning.warnings {
+        let prepared = begin(&access.api, &agents, server, request).await?;
+        super::super::emit(prepared.preview)?;
+        for warning in &prepared.warnings {
             super::super::warn(warning);
         }
         if self.dry_run {
             return Ok(None);
         }
-        let usual = format!("{}-{}", beginning.experiment.plan, beginning.experiment.id);
+        let usual = format!("{}-{}", prepared.experiment.plan, prepared.experiment.id);
         let path = self.out.clone().unwrap_or_else(|| PathBuf::from(usual));
         let folder = ResultsFolder::create(&path)?;
-        folder.write(&beginning.experiment, &beginning.settings)?;
+        folder.write(&prepared.experiment, &prepared.settings)?;
         super::super::emit([format!("results: {}", path.display())])?;
         Ok(Some(folder))
     }

@@ -243,6 +243,27 @@ pub fn settle(
     }
 }
 
+/// As [`settle`], for a run of an experiment: the roles whose CPUs its ways decide have `pin: true`, and all others keep theirs in
+/// every way.
+///
+/// # Errors
+/// As [`settle`], and a case without a role that can be pinned.
+pub fn settle_run(
+    plan: &ScenePlan,
+    named: (&str, &str),
+    job: &TrainingJob,
+    amounts: Amounts,
+) -> Result<BTreeMap<String, TaskResources>, Faults> {
+    let mut requested = settle(plan, named, job, amounts)?;
+    let mut faults = Faults::default();
+    amounts::vary(&mut requested, amounts, &mut faults);
+    if faults.0.is_empty() {
+        Ok(requested)
+    } else {
+        Err(faults)
+    }
+}
+
 /// The final resources of the tasks of each role. Roles that can't be in a training cluster, or not in the case, are faults.
 fn resources_by_role(
     plan: &ScenePlan,

@@ -1,4 +1,4 @@
-//! [`Surroundings`]: what is known of the cluster before an experiment starts.
+//! [`ClusterState`]: what is known of the cluster before an experiment starts.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -22,7 +22,7 @@ const MOST_ASKED: usize = 64;
 const MACHINE: &str = "pinfold_machine_info";
 
 /// What is known of the cluster before the start.
-pub(super) struct Surroundings {
+pub(super) struct ClusterState {
     pub(super) nodes: Vec<Node>,
     pub(super) facts: ClusterFacts,
     /// The CPUs that the node's agent can give, by node.
@@ -33,12 +33,12 @@ pub(super) struct Surroundings {
 ///
 /// # Errors
 /// A request fails, there is no candidate, or none has an agent.
-pub(super) async fn surroundings(
+pub(super) async fn look_at_cluster(
     api: &PatientApi,
     agents: &Agents,
     server: &str,
     plan: &ScenePlan,
-) -> anyhow::Result<Surroundings> {
+) -> anyhow::Result<ClusterState> {
     let nodes = scenes::nodes(api.api()).await.context("can't list nodes")?;
     let names: BTreeSet<String> = candidates(plan, &nodes)
         .into_iter()
@@ -87,7 +87,7 @@ pub(super) async fn surroundings(
             emulated: label_of(page, MACHINE, "emulated").map(|emulated| emulated == "true"),
         });
     }
-    Ok(Surroundings {
+    Ok(ClusterState {
         nodes: nodes
             .into_iter()
             .filter(|node| !without.contains(&node.name.as_str()))
