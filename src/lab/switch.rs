@@ -447,7 +447,13 @@ fn rivalry(plan: &ScenePlan, other: &ScenePlan, nodes: &[Node]) -> Option<String
 
 /// A case that two plans name with the same labels.
 fn common_case(plan: &ScenePlan, other: &ScenePlan) -> Option<String> {
-    if plan.spec.labels.scene != other.spec.labels.scene {
+    let keys = |plan: &ScenePlan| {
+        (
+            plan.spec.labels.scene.clone(),
+            plan.spec.labels.case.clone(),
+        )
+    };
+    if keys(plan) != keys(other) {
         return None;
     }
     let mut scenes = plan.spec.scenes.iter();
