@@ -4,8 +4,8 @@
 //! 2. [`import`] makes plans of the labels that nodes already have.
 //! 3. [`tasks`] says which task of a training job belongs to which slot. [`render()`] makes the job's objects from the tasks.
 //! 4. [`simulate()`] shows which node each task would get.
-//! 5. [`report`] describes the work of a training job in a case, from the series of a Prometheus.
-//! 6. [`results`] is what an experiment leaves in a folder, and what that says.
+//! 5. [`results`] is what an experiment leaves in a folder, and what that says.
+//! 6. [`series`] says the same of runs that only a Prometheus has watched.
 //! 7. [`statistics`] says how sure a comparison of runs is. The bench uses it, too.
 //! 8. [`page()`] shows what an experiment or a bench found, as HTML.
 
@@ -16,8 +16,8 @@ mod check;
 mod import;
 mod page;
 mod render;
-pub mod report;
 pub mod results;
+pub mod series;
 mod simulate;
 pub mod statistics;
 

@@ -15,10 +15,10 @@ use super::switch::rivals;
 use super::{EXPERIMENT_LABEL, ID_LENGTH};
 use crate::cluster::agents::Agents;
 use crate::cluster::patient::PatientApi;
-use crate::experiment::results::{CaseFacts, Experiment, FORM, SceneFacts};
+use crate::experiment::results::{CaseFacts, Experiment, FORM, GroupFacts, SceneFacts};
 use crate::experiment::statistics::{Condition, Design, Way};
 use crate::experiment::{TrainingJob, roles};
-use crate::scene::{OnBusy, ScenePlan};
+use crate::scene::{Case, OnBusy, Scene, ScenePlan};
 
 /// The letters of an id. Those that look alike are left out.
 const ID_LETTERS: &[u8] = b"abcdefghijkmnpqrstuvwxyz23456789";
@@ -173,11 +173,11 @@ fn scene_facts(request: &Request) -> anyhow::Result<Vec<SceneFacts>> {
                 Some(_) => roles(&request.plan, &scene.scene, name)?,
                 None => Vec::new(),
             };
-            let servers = scene.cases.iter().find(|case| case.case == *name);
-            let servers = servers.map_or(0, |case| case.nodes.values().sum());
+            let case = scene.cases.iter().find(|case| case.case == *name);
             cases.push(CaseFacts {
                 case: (*name).to_owned(),
-                servers,
+                servers: case.map_or(0, |case| case.nodes.values().sum()),
+                groups: case.map_or_else(Vec::new, |case| groups(scene, case)),
                 tasks: tasks
                     .iter()
                     .map(|role| (role.role.clone(), role.count()))
@@ -190,6 +190,16 @@ fn scene_facts(request: &Request) -> anyhow::Result<Vec<SceneFacts>> {
         });
     }
     Ok(facts)
+}
+
+/// The groups of a case, with their nodes and what is on each.
+fn groups(scene: &Scene, case: &Case) -> Vec<GroupFacts> {
+    let groups = scene.groups.iter().map(|group| GroupFacts {
+        kind: group.kind.clone(),
+        servers: case.nodes.get(&group.name).copied().unwrap_or_default(),
+        per_node: group.per_node.clone(),
+    });
+    groups.collect()
 }
 
 /// What runs in each block: every case that a scene has, in every way.

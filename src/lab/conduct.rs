@@ -16,8 +16,10 @@ use super::switch::{PlanSwitch, rivals};
 use crate::cluster::agents::Agents;
 use crate::cluster::patient::PatientApi;
 use crate::cluster::scenes;
-use crate::experiment::report::StepMetric;
-use crate::experiment::results::{Experiment, FORM, PlannedRun, RunRecord, StepSource};
+use crate::experiment::results::{
+    Experiment, FORM, MeasuredRun, PlannedRun, RunRecord, StepSource,
+};
+use crate::experiment::series::StepMetric;
 use crate::promql::Prometheus;
 
 /// How long refusals are repeated: a server that has just started refuses everybody until it has read its roles.
@@ -297,7 +299,8 @@ impl Lab {
             || "warm-up".to_owned(),
             |block| format!("repeat {}", block + 1),
         );
-        let result = match (&record.failure, record.steps_per_second, record.seconds) {
+        let measured = &record.measured;
+        let result = match (&record.failure, measured.steps_per_second, measured.seconds) {
             (Some(why), ..) => format!("FAILED: {why}"),
             (None, Some(rate), Some(seconds)) => format!("{rate:.2} steps/s in {seconds:.0} s"),
             _ => "no value".to_owned(),
@@ -316,13 +319,7 @@ fn failed_record(run: &PlannedRun, attempts: u32, failures: Vec<String>, why: St
         attempts,
         failures,
         failure: Some(why),
-        began: None,
-        ended: None,
-        seconds: None,
-        steps_per_second: None,
-        tasks: Vec::new(),
-        evidence: None,
-        warnings: Vec::new(),
+        measured: MeasuredRun::default(),
     }
 }
 

@@ -14,7 +14,7 @@ use super::pods::{ExpectedTasks, KnownPods, RunState, TaskPod, window};
 use super::steps::{Progress, StepLines};
 use super::usage::UsageBook;
 use crate::experiment::results::{
-    EvidenceSource, FORM, PlannedRun, RunRecord, TaskRecord, TaskUsage,
+    EvidenceSource, FORM, MeasuredRun, PlannedRun, RunRecord, TaskRecord, TaskUsage,
 };
 use crate::experiment::{AMOUNTS, RenderRequest, Rendered, RunTag, Slice, render};
 use crate::scene::{ActiveCase, CHIEF, EVALUATOR, PS};
@@ -210,13 +210,15 @@ impl Lab {
             attempts: 1,
             failures: Vec::new(),
             failure: None,
-            began: Some(from.to_string()),
-            ended: Some(to.to_string()),
-            seconds: Some(seconds(to) - seconds(from)),
-            steps_per_second: Some(rates.sum()),
-            warnings: warnings(&tasks).into_iter().chain(doubt).collect(),
-            tasks,
-            evidence,
+            measured: MeasuredRun {
+                began: Some(from.to_string()),
+                ended: Some(to.to_string()),
+                seconds: Some(seconds(to) - seconds(from)),
+                steps_per_second: Some(rates.sum()),
+                warnings: warnings(&tasks).into_iter().chain(doubt).collect(),
+                tasks,
+                evidence,
+            },
         }))
     }
 
@@ -376,7 +378,7 @@ fn task_record(
 ) -> TaskRecord {
     TaskRecord {
         role: pod.role.clone(),
-        index: pod.index,
+        index: Some(pod.index),
         pod: pod.name.clone(),
         node: pod.node.clone(),
         began: pod.began.map(|time| time.to_string()),
@@ -390,12 +392,10 @@ fn task_record(
 
 /// What makes a run doubtful.
 fn warnings(tasks: &[TaskRecord]) -> Vec<String> {
-    let restarted = tasks.iter().filter(|task| task.restarts > 0).map(|task| {
-        format!(
-            "{} {} was started again {} times",
-            task.role, task.index, task.restarts
-        )
-    });
+    let restarted = tasks
+        .iter()
+        .filter(|task| task.restarts > 0)
+        .map(|task| format!("{} was started again {} times", task.name(), task.restarts));
     restarted.collect()
 }
 

@@ -15,7 +15,7 @@ type Field = fn(&mut TaskUsage) -> &mut Option<f64>;
 type Wanted = Option<(&'static str, &'static str)>;
 
 /// The families that have a number for the record.
-const COUNTERS: [(&str, Wanted, Field); 12] = [
+const COUNTERS: [(&str, Wanted, Field); 14] = [
     ("pinfold_container_cpu_usage_seconds_total", None, |usage| {
         &mut usage.cpu_seconds
     }),
@@ -35,6 +35,12 @@ const COUNTERS: [(&str, Wanted, Field); 12] = [
     }),
     ("pinfold_pod_network_receive_bytes_total", None, |usage| {
         &mut usage.received_bytes
+    }),
+    ("pinfold_container_instructions_total", None, |usage| {
+        &mut usage.instructions
+    }),
+    ("pinfold_container_llc_misses_total", None, |usage| {
+        &mut usage.llc_misses
     }),
     ("pinfold_container_cpu_periods_total", None, |usage| {
         &mut usage.quota_periods

@@ -3,12 +3,13 @@
 //! `kube::Client` sends the requests, with TLS, a bearer token and a path prefix. The crate
 //! `prometheus-http-query` (0.9) would send the same two kinds of queries through a second HTTP
 //! client, `reqwest`, and bring 39 further packages, among them `aws-lc-sys`, whose C code needs a
-//! C compiler. [`experiment::report`](crate::experiment::report) has the queries and evaluates the
+//! C compiler. [`experiment::series`](crate::experiment::series) has the queries and evaluates the
 //! answers.
 
 #![warn(clippy::too_many_lines, clippy::excessive_nesting)]
 
 mod gather;
+mod source;
 
 use std::io::Read;
 use std::path::{Path, PathBuf};
@@ -22,9 +23,10 @@ use kube::client::Body;
 #[cfg(feature = "lab")]
 pub(crate) use gather::whole_seconds;
 pub use gather::{GatherError, RequestedRun, discover, gather};
+pub use source::{QuerySource, Window};
 
 use crate::cluster::{AGENT, short, words};
-use crate::experiment::report::{Answer, AnswerError, read_answer};
+use crate::experiment::series::{Answer, AnswerError, read_answer};
 
 /// The longest answer, in bytes: some thousand series of some hundred values stay below.
 const LONGEST_ANSWER: usize = 64 << 20;

@@ -55,27 +55,6 @@ impl Svg {
         );
     }
 
-    /// A line from point to point; a single point is a short line.
-    pub(crate) fn polyline(
-        &mut self,
-        points: impl Iterator<Item = Position>,
-        ink: &str,
-        width: f64,
-    ) {
-        let place = |(x, y): Position| format!("{:.1},{:.1}", drawn(x), drawn(y));
-        let mut places: Vec<String> = points.map(place).collect();
-        if let [single] = places.as_slice() {
-            places.push(single.clone());
-        }
-        if !places.is_empty() {
-            let _ = writeln!(
-                self.body,
-                r#"<polyline points="{}" fill="none" stroke="{ink}" stroke-width="{width}" stroke-linecap="round"/>"#,
-                places.join(" ")
-            );
-        }
-    }
-
     #[cfg(feature = "bench")]
     /// A filled circle.
     pub(crate) fn dot(&mut self, at: Position, radius: f64, ink: &str) {
@@ -83,15 +62,6 @@ impl Svg {
         let _ = writeln!(
             self.body,
             r#"<circle cx="{x:.1}" cy="{y:.1}" r="{radius}" fill="{ink}" fill-opacity="0.8"/>"#
-        );
-    }
-
-    /// A filled rectangle, from its upper left corner.
-    pub(crate) fn rectangle(&mut self, at: Position, wide: f64, high: f64, ink: &str) {
-        let [x, y, wide, high] = [at.0, at.1, wide.max(0.0), high.max(0.0)].map(drawn);
-        let _ = writeln!(
-            self.body,
-            r#"<rect x="{x:.1}" y="{y:.1}" width="{wide:.1}" height="{high:.1}" fill="{ink}"/>"#
         );
     }
 
@@ -185,23 +155,14 @@ mod tests {
             "a <b> & \u{7}\u{85}\u{ffff}c",
         );
         svg.line((0.0, f64::INFINITY), (1.0, 2.0), "#000", 1.0);
-        svg.rectangle((0.0, 0.0), -5.0, f64::NEG_INFINITY, "#000");
-        svg.polyline([].into_iter(), "#000", 1.0);
-        svg.polyline([(3.0, 4.0)].into_iter(), "#111", 1.0);
         svg.dot((0.0, 0.0), 2.0, "#000");
         let text = svg.finish(10.0, 20.4);
         assert!(
             text.contains(r#"text-anchor="end">a &lt;b&gt; &amp;    c</text>"#),
             "{text}"
         );
-        assert!(
-            text.contains(r#"width="0.0" height="0.0""#) && text.contains(r#"viewBox="0 0 10 20""#),
-            "{text}"
-        );
+        assert!(text.contains(r#"viewBox="0 0 10 20""#), "{text}");
         assert!(!text.contains("NaN") && !text.contains("inf"), "{text}");
-        // No points draw nothing, and a single point is visible.
-        assert_eq!(text.matches("<polyline").count(), 1);
-        assert!(text.contains(r#"points="3.0,4.0 3.0,4.0""#), "{text}");
     }
 
     #[test]

@@ -9,13 +9,13 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
 
 use assert_cmd::Command;
-use pinfold::experiment::report::{
-    Measure, QueriedPods, Subject, cases, presence, scrapes, whether,
+use pinfold::experiment::series::{
+    Measure, QueriedPods, Subject, TaskLabel, cases, presence, whether,
 };
 use serde_json::Value;
 
 use self::fake::Fake;
-use self::made::{LONG, series};
+use self::made::series;
 use crate::prometheus::{Demo, Prometheus};
 use crate::renewed::same;
 use crate::rules::known;
@@ -64,13 +64,30 @@ fn near(value: &Value, wanted: f64) {
     );
 }
 
-fn kinds(run: &Value) -> Vec<&str> {
-    run["findings"]
-        .as_array()
-        .unwrap()
-        .iter()
-        .map(|one| one["kind"].as_str().unwrap())
+/// The kinds of the findings that were seen in a run.
+fn kinds<'a>(report: &'a Value, run: &str) -> Vec<&'a str> {
+    let is_seen = |seen: &Value| seen["group"] == run && seen["seen"] != 0;
+    let findings = report["findings"].as_array().unwrap().iter();
+    findings
+        .filter(|finding| finding["seen"].as_array().unwrap().iter().any(is_seen))
+        .map(|finding| finding["kind"].as_str().unwrap())
         .collect()
+}
+
+/// The only element of a list that has these values.
+fn one<'a>(report: &'a Value, list: &str, wanted: &[(&str, &str)]) -> &'a Value {
+    let all = report[list].as_array().unwrap().iter();
+    let mut found = all.filter(|one| wanted.iter().all(|(key, value)| one[*key] == *value));
+    let first = found.next();
+    let first = first.unwrap_or_else(|| panic!("{list} has no {wanted:?}: {:#}", report[list]));
+    assert!(found.next().is_none(), "{list} has several {wanted:?}");
+    first
+}
+
+/// A value that a task or role has in the only run.
+fn median<'a>(of: &'a Value, key: &str) -> &'a Value {
+    assert_eq!(of[key]["values"], 1, "{key}: {of:#}");
+    &of[key]["median"]
 }
 
 #[test]
@@ -88,7 +105,6 @@ fn it_asks_for_families_that_there_are() {
     );
     known(&whether(&subject, 100), &BTreeSet::new());
     let names = ["p"];
-    known(&scrapes("n", &names, 60), &BTreeSet::new());
     let pods = QueriedPods {
         namespace: "n",
         names: &names,
@@ -96,12 +112,13 @@ fn it_asks_for_families_that_there_are() {
     };
     let asked: Vec<String> = Measure::ALL
         .iter()
-        .flat_map(|measure| [pods.total(*measure, 60), pods.curve(*measure, 60)])
-        .flatten()
+        .filter_map(|measure| pods.total(*measure, 60))
+        .chain(TaskLabel::ALL.map(|label| pods.label(label, 60)))
+        .chain([pods.peers(60)])
         .collect();
     assert_eq!(
         asked.len(),
-        2 * (Measure::ALL.len() - 1),
+        Measure::ALL.len() - 1 + TaskLabel::ALL.len() + 1,
         "all but steps, whose metric is the user's"
     );
     asked
@@ -120,9 +137,8 @@ fn made_series_in_a_real_prometheus_have_known_answers() {
     let url = recorder.url();
     let steps = ["--step-metric", "train_steps_total{mode=\"train\"}"];
     let report = json(&url, &[&SPAN[..], &steps].concat());
-    let runs = report["runs"].as_array().unwrap();
-    let names: Vec<&str> = runs
-        .iter()
+    let conditions = report["conditions"].as_array().unwrap().iter();
+    let names: Vec<&str> = conditions
         .map(|run| run["name"].as_str().unwrap())
         .collect();
     assert_eq!(
@@ -134,91 +150,95 @@ fn made_series_in_a_real_prometheus_have_known_answers() {
             "scene 2 case 2"
         ]
     );
-    assert_eq!(report["notes"], serde_json::json!([]));
-    let long = f64::from(LONG);
-    for (at, run) in runs.iter().enumerate() {
+    assert_eq!(report["title"], "Training of train/wide-deep");
+    let fact = |name| one(&report, "subject", &[("name", name)])["value"].as_str();
+    let seen = fact("scene 1 case 2").unwrap();
+    assert!(
+        seen.ends_with(
+            "(10 min), 4 workers and 2 parameter servers on 2 nodes, scraped every 15.0 s"
+        ),
+        "{seen}"
+    );
+    for (at, run) in names.iter().enumerate() {
         let large = at % 2 == 1;
-        assert_eq!(
-            (run["namespace"].as_str(), run["job"].as_str()),
-            (Some("train"), Some("wide-deep"))
-        );
-        near(&run["seconds"], long);
-        near(&run["scrapeIntervalSeconds"], 15.0);
-        let role = |role: &str| {
-            run["roles"]
-                .as_array()
-                .unwrap()
-                .iter()
-                .find(|one| one["role"] == role)
-                .unwrap()
-        };
+        let role = |role: &str| one(&report, "roles", &[("group", run), ("role", role)]);
         let (workers, rate, sent) = match large {
-            false => (2.0, 5.0, 2e6),
-            true => (4.0, if at == 1 { 4.0 } else { 4.1 }, 8e6),
+            false => (2.0, 5.0, [2e6].as_slice()),
+            true => (4.0, if at == 1 { 4.0 } else { 4.1 }, [7e6, 1e6].as_slice()),
         };
         near(&role("worker")["tasks"], workers);
-        near(&role("worker")["stepsPerSecond"], workers * rate);
+        near(
+            &report["conditions"][at]["runs"][0]["value"],
+            workers * rate,
+        );
         // A container begun anew and a worker that moved (scene 1 case 2) and a gap (scene 2 case 2) lose nothing, and an
         // agent that is scraped by two names (scene 1 case 1) counts once.
-        near(&role("worker")["cpuSeconds"], workers * 0.9 * long);
+        near(median(role("worker"), "cpusUsed"), 0.9);
         // Two interfaces are added, but two scrapers are not (scene 2 case 1). Server time before and after the workers is
         // not part of the run (scene 2 case 2).
-        near(&role("ps")["sentBytes"], sent * long);
-        near(&role("ps")["receivedBytesPerSecond"], sent / 2.0);
-        near(&role("worker")["sentBytes"], workers * 1e6 * long);
-        assert_eq!(
-            run["traffic"],
-            if at == 2 { "sockets" } else { "interfaces" }
-        );
-        let unseen = run["unseenSeconds"].as_f64().unwrap();
-        if at == 3 {
-            near(&run["unseenSeconds"], 135.0);
-        } else {
-            assert_eq!(unseen, 0.0);
+        for (index, sent) in sent.iter().enumerate() {
+            let task = format!("ps {index}");
+            let task = one(&report, "tasks", &[("group", run), ("task", &task)]);
+            near(median(task, "sentBytesPerSecond"), *sent);
+            near(median(task, "receivedBytesPerSecond"), sent / 2.0);
+            if large {
+                near(median(task, "shareOfServers"), sent / 8e6);
+                near(median(task, "shareOfServersCpu"), sent / 8e6);
+            } else {
+                assert_eq!(task["shareOfServers"], Value::Null, "a single server");
+            }
         }
-        if at == 0 {
-            near(&role("worker")["throttledShare"], 0.2);
-            // Each simulated worker makes the same number of steps, as with a global counter.
-            assert_eq!(kinds(run), ["throttled", "sharedSteps"]);
-        } else {
-            near(&role("worker")["throttledShare"], 0.0);
-        }
-        if large {
-            let traffic = &run["servers"]["traffic"];
-            near(&traffic["shares"][0]["share"], 7.0 / 8.0);
-            near(&traffic["maxOverMean"], 1.75);
-            near(&traffic["gini"], 0.375);
-            assert_eq!(
-                (&traffic["shares"][0]["task"], kinds(run)),
-                (&Value::from("ps 0"), vec!["hotServer", "sharedSteps"])
-            );
-        } else {
-            assert_eq!(
-                run["servers"],
-                serde_json::json!({"traffic": null, "cpu": null})
-            );
-        }
+        let worker = one(&report, "tasks", &[("group", run), ("task", "worker 1")]);
+        near(median(worker, "sentBytesPerSecond"), 1e6);
+        near(median(worker, "stepsPerSecond"), rate);
+        let throttled = if at == 0 { 0.2 } else { 0.0 };
+        near(median(role("worker"), "throttledShare"), throttled);
+        // Each simulated worker makes the same number of steps, as with a global counter.
+        let expected: &[&str] = match (at, large) {
+            (0, _) => &["sharedSteps", "throttled"],
+            (_, true) => &["sharedSteps", "hotServer"],
+            _ => &["sharedSteps"],
+        };
+        assert_eq!(kinds(&report, run), expected, "{run}");
     }
-    let slots = |run: usize, task: usize| &runs[run]["tasks"][task]["slots"][0];
+    let hot = one(&report, "findings", &[("kind", "hotServer")]);
+    let share =
+        &one(hot, "figures", &[("name", "share of the servers' bytes")])["summary"]["median"];
+    near(share, 7.0 / 8.0);
+    let moved = one(
+        &report,
+        "tasks",
+        &[("group", "scene 1 case 2"), ("task", "worker 3")],
+    );
     assert_eq!(
-        (slots(1, 3).as_str(), slots(3, 1).as_str()),
-        (Some("0"), Some("ps 1"))
+        moved["nodes"],
+        serde_json::json!(["n-1-2-0"]),
+        "the last one"
     );
-    let efficiency = report["efficiency"].as_array().unwrap();
-    assert_eq!(efficiency.len(), 2);
-    near(&efficiency[0]["speedup"], 1.6);
-    near(&efficiency[0]["efficiency"], 0.8);
-    near(&efficiency[1]["efficiency"], 0.82);
-    let pairs = report["pairs"].as_array().unwrap();
+    let warnings: Vec<&str> = report["warnings"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(|warning| warning.as_str().unwrap())
+        .collect();
+    assert_eq!(
+        warnings,
+        [
+            "scene 1 case 2: nobody scraped 10.1.2.0:9630, 10.1.2.1:9630 after 2025-11-22T10:40:00Z, so the job may have gone on; its \
+             figures are about the time before",
+            "scene 2 case 2: no pod has samples for 2 min of this time, of which only the difference of the counters tells",
+        ]
+    );
+    let curves = report["speedup"].as_array().unwrap();
+    assert_eq!(curves.len(), 2);
+    for (curve, efficiency) in curves.iter().zip([0.8, 0.82]) {
+        near(&curve["points"][1]["efficiency"], efficiency);
+    }
+    let pairs = report["others"].as_array().unwrap();
     assert_eq!(pairs.len(), 2, "case 1 and case 2");
-    near(&pairs[1]["ratio"], 1.025);
-    assert!(
-        pairs[1]["text"]
-            .as_str()
-            .unwrap()
-            .contains("ps 0 is hot in both"),
-        "{pairs:?}"
-    );
+    near(&pairs[1]["ratios"][0], 1.025);
+    let said = pairs[1]["sentence"].as_str().unwrap();
+    assert!(said.contains("ps 0 is hot in both"), "{said}");
 
     // Ten minutes are found in three days, too: between two looks are 18.
     let days = json(
@@ -234,10 +254,9 @@ fn made_series_in_a_real_prometheus_have_known_answers() {
             steps[1],
         ],
     );
-    assert_eq!(days["notes"], serde_json::json!([]));
-    for (at, sent) in [2e6, 8e6].into_iter().enumerate() {
-        near(&days["runs"][at]["seconds"], 600.0);
-        near(&days["runs"][at]["roles"][0]["sentBytesPerSecond"], sent);
+    for (run, sent) in [("scene 1 case 1", 2e6), ("scene 1 case 2", 7e6)] {
+        let server = one(&days, "tasks", &[("group", run), ("task", "ps 0")]);
+        near(median(server, "sentBytesPerSecond"), sent);
     }
     // All cases as one run of a hundred minutes, in which pods of the same name were in many places; what `increase` adds for
     // the time around ten minutes is up to a scrape's time.
@@ -252,17 +271,18 @@ fn made_series_in_a_real_prometheus_have_known_answers() {
             steps[1],
         ],
     );
-    let worker = &all["runs"][0]["roles"][1];
-    let steps_done = worker["steps"].as_f64().unwrap();
-    let wanted = 600.0 * (2.0 * 5.0 + 4.0 * 4.0 + 2.0 * 5.0 + 4.0 * 4.1);
+    let hundred_minutes = 6000.0;
+    let rate = all["conditions"][0]["runs"][0]["value"].as_f64().unwrap();
+    let wanted = 600.0 * (2.0 * 5.0 + 4.0 * 4.0 + 2.0 * 5.0 + 4.0 * 4.1) / hundred_minutes;
     assert!(
-        (0.99..1.04).contains(&(steps_done / wanted)),
-        "{steps_done} of {wanted}"
+        (0.99..1.04).contains(&(rate / wanted)),
+        "{rate} of {wanted}"
     );
-    let cpu = worker["cpuSeconds"].as_f64().unwrap() / (12.0 * 0.9 * 600.0);
-    assert!((0.99..1.04).contains(&cpu), "{cpu} times what was put in");
+    let worker = one(&all, "tasks", &[("task", "worker 0")]);
+    let cpus = median(worker, "cpusUsed").as_f64().unwrap();
+    assert!((0.86..0.94).contains(&cpus), "{cpus} while it was there");
     assert!(
-        all["runs"][0]["missing"]
+        all["warnings"]
             .to_string()
             .contains("no pod has samples for"),
         "{all}"
@@ -270,15 +290,21 @@ fn made_series_in_a_real_prometheus_have_known_answers() {
 
     // Without steps, the servers' traffic decides.
     let by_bytes = json(&url, &[&SPAN[..], &["--scene", "1"]].concat());
-    near(&by_bytes["efficiency"][0]["speedup"], 4.0);
-    assert_eq!(by_bytes["efficiency"][0]["by"], "serverBytes");
-    // Part of a case, named.
+    near(&by_bytes["speedup"][0]["points"][1]["efficiency"], 2.0);
+    assert_eq!(
+        by_bytes["measure"],
+        "bytes sent by the parameter servers per second"
+    );
+    // Part of a case, named: the job goes on after it.
     let half = format!(
         "name=half,scene=1,case=1,from=2025-11-22T10:00:00Z,to={}",
         "2025-11-22T10:05:00Z"
     );
     let half = json(&url, &["--run", &half, "--job", "wide-deep"]);
-    near(&half["runs"][0]["roles"][0]["sentBytes"], 2e6 * 300.0);
+    let server = one(&half, "tasks", &[("task", "ps 0")]);
+    near(median(server, "sentBytesPerSecond"), 2e6);
+    let cut = "the job was still there at the end of the time range";
+    assert!(half["warnings"].to_string().contains(cut), "{half}");
     let (code, _, error) = pinfold(
         &url,
         &[
@@ -302,13 +328,8 @@ fn made_series_in_a_real_prometheus_have_known_answers() {
         &url,
         &[&SPAN[..], &["--case", "1", "--step-metric", "nobody_total"]].concat(),
     );
-    let missing = lacks["runs"][0]["missing"].as_array().unwrap();
-    assert!(
-        missing
-            .iter()
-            .any(|one| one.as_str().unwrap().contains("no series of nobody_total")),
-        "{missing:?}"
-    );
+    let missing = lacks["warnings"].to_string();
+    assert!(missing.contains("no series of nobody_total"), "{missing}");
     for (args, says) in [
         (
             &["--case", "9"][..],
@@ -366,20 +387,9 @@ fn recorded_answers_make_the_same_report() {
         &printed.replace(&fake.url(), "http://prometheus:9090"),
     );
     let read = |name: &str| std::fs::read_to_string(out.join(name)).unwrap();
-    let written = read("report.md");
-    for line in printed.lines() {
-        assert!(
-            written.lines().any(|other| other == line),
-            "{line}\n{written}"
-        );
-    }
-    for picture in ["runs.svg", "run-1.svg", "run-2.svg"] {
-        assert!(written.contains(&format!("]({picture})")), "{written}");
-        assert!(read(picture).ends_with("</svg>\n"));
-    }
-    assert!(read("run-1.svg").contains("Steps per second, other tasks"));
+    assert_eq!(read("report.md"), printed);
     let json: Value = serde_json::from_str(&read("report.json")).unwrap();
-    assert_eq!(json["runs"].as_array().unwrap().len(), 2);
+    assert_eq!(json["conditions"].as_array().unwrap().len(), 2);
     // A new file replaces the old file completely. A failed write leaves the old file.
     let files = || {
         let names = std::fs::read_dir(&out)
@@ -392,15 +402,7 @@ fn recorded_answers_make_the_same_report() {
         page.starts_with("<!doctype html>") && page.contains("ps 0 is hot"),
         "{page}"
     );
-    let all = [
-        "report.html",
-        "report.json",
-        "report.md",
-        "run-1.svg",
-        "run-2.svg",
-        "runs.svg",
-    ]
-    .map(str::to_owned);
+    let all = ["report.html", "report.json", "report.md"].map(str::to_owned);
     assert_eq!(
         pinfold(&fake.url(), &[&SPAN[..], &args].concat()).0,
         Some(0)
@@ -605,16 +607,13 @@ fn the_question_is_asked_as_it_should_be() {
     });
     let args = ["--token-file", token.to_str().unwrap(), "--last", "5m"];
     let report = json(&format!("{}/p", fake.url()), &args);
-    assert_eq!(report["runs"][0]["workers"], 200);
+    assert_eq!(report["tasks"].as_array().unwrap().len(), 200);
     assert_eq!(
-        report["runs"][0]["roles"][0]["cpuSeconds"],
+        report["roles"][0]["cpusUsed"],
         Value::Null,
         "nothing is known of them"
     );
-    assert_eq!(
-        report["notes"],
-        serde_json::json!(["Prometheus warns: mind the gap"])
-    );
+    assert_eq!(report["warnings"][0], "Prometheus warns: mind the gap");
 }
 
 #[test]
@@ -836,44 +835,29 @@ fn a_demo_is_reported_of() {
         "train_steps_total",
     ];
     let report = json(&url, &args);
-    let run = &report["runs"][0];
-    assert_eq!(
-        (&run["name"], &run["job"]),
-        (&Value::from("scene 1 case 2"), &Value::from("demo"))
-    );
-    let task = |name: &str| {
-        let tasks = run["tasks"].as_array().unwrap();
-        tasks
-            .iter()
-            .find(|one| one["task"] == name)
-            .unwrap_or_else(|| panic!("no {name}: {run:#}"))
-            .clone()
-    };
+    assert_eq!(report["conditions"][0]["name"], "scene 1 case 2");
+    assert_eq!(report["title"], "Training of demo/demo");
+    let task = |name: &str| one(&report, "tasks", &[("task", name)]);
     let (ps, worker) = (task("ps 0"), task("worker 0"));
-    assert_eq!(
-        (&worker["nodes"][0], &worker["slots"][0]),
-        (&Value::from("n1"), &Value::from("0"))
-    );
-    let steps = worker["stepsPerSecond"].as_f64().unwrap();
+    assert_eq!(worker["nodes"][0], "n1");
+    let steps = median(worker, "stepsPerSecond").as_f64().unwrap();
     assert!(
         (steps - 10.0).abs() < 1.0,
         "{steps} steps a second, 10 were counted"
     );
     for (task, key) in [
-        (&ps, "sentBytes"),
-        (&ps, "receivedBytes"),
-        (&worker, "cpuSeconds"),
-        (&worker, "sentBytes"),
+        (ps, "sentBytesPerSecond"),
+        (ps, "receivedBytesPerSecond"),
+        (worker, "cpusUsed"),
+        (worker, "sentBytesPerSecond"),
     ] {
-        assert!(
-            task[key].as_f64().is_some_and(|value| value > 0.0),
-            "{key}: {task:#}"
-        );
+        let value = median(task, key).as_f64();
+        assert!(value.is_some_and(|value| value > 0.0), "{key}: {task:#}");
     }
     let text = pinfold(&url, &args).1;
     println!("{text}");
     assert!(
-        text.contains("## scene 1 case 2\n") && text.contains("| ps 0 "),
+        text.contains("# Training of demo/demo\n") && text.contains("scene 1 case 2"),
         "{text}"
     );
     let log = demo.stop() + &prometheus.stop();

@@ -104,7 +104,7 @@ fn a_global_counter_that_each_worker_exports_is_found() {
         "{shared:?}"
     );
     assert!(
-        shared.remedy.contains("steps of one worker only"),
+        shared.remedy.contains("steps of one task only"),
         "{shared:?}"
     );
     assert_eq!(
@@ -121,15 +121,15 @@ fn idle_servers_interference_and_unpinned_tasks_are_found() {
     let mut runs = made.runs(&experiment);
     for run in &mut runs {
         let way = run.planned.condition.way;
-        for task in &mut run.tasks {
+        for task in &mut run.measured.tasks {
             let usage = &mut task.usage;
-            if task.role == "ps" && task.index == 3 {
+            if task.role == "ps" && task.index == Some(3) {
                 (usage.sent_bytes, usage.received_bytes) = (Some(1000.0), Some(1000.0));
             }
             if way.exclusive {
                 usage.interference_seconds = usage.exclusive_cpus.map(|cpus| cpus * 30.0);
             }
-            if way.exclusive && task.role == "worker" && task.index < 2 {
+            if way.exclusive && task.role == "worker" && task.index < Some(2) {
                 usage.exclusive_cpus = Some(0.0);
                 usage.not_pinned = Some("the CPU limit is not a whole number".to_owned());
             }
@@ -169,8 +169,8 @@ fn what_nobody_measured_is_no_finding_and_not_zero() {
     let experiment = made.experiment();
     let mut runs = made.runs(&experiment);
     for run in &mut runs {
-        run.evidence = None;
-        for task in &mut run.tasks {
+        run.measured.evidence = None;
+        for task in &mut run.measured.tasks {
             task.usage = Default::default();
             task.steps = None;
         }

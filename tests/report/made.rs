@@ -5,8 +5,8 @@ use std::fs;
 use std::path::Path;
 
 use pinfold::experiment::results::{
-    CaseFacts, ClusterFacts, EvidenceSource, Experiment, FORM, JobFacts, NodeFacts, PlannedRun,
-    RunRecord, SceneFacts, StepSource, TaskRecord, TaskUsage,
+    CaseFacts, ClusterFacts, EvidenceSource, Experiment, FORM, GroupFacts, JobFacts, MeasuredRun,
+    NodeFacts, PlannedRun, RunRecord, SceneFacts, StepSource, TaskRecord, TaskUsage,
 };
 use pinfold::experiment::statistics::{Condition, Design, DesignOptions, Way};
 
@@ -74,15 +74,29 @@ impl Made {
                 });
             }
         }
-        let case = |case: &str, servers, ps, workers| CaseFacts {
-            case: case.to_owned(),
+        let group = |kind: &str, servers, ps, workers| GroupFacts {
+            kind: Some(kind.to_owned()),
             servers,
-            tasks: BTreeMap::from([("ps".to_owned(), ps), ("worker".to_owned(), workers)]),
+            per_node: [("ps", ps), ("worker", workers)]
+                .into_iter()
+                .filter(|(_, tasks)| *tasks > 0)
+                .map(|(role, tasks)| (role.to_owned(), tasks))
+                .collect(),
         };
-        let scene = |scene: &str| SceneFacts {
+        let case = |case: &str, workers, groups: Vec<GroupFacts>| CaseFacts {
+            case: case.to_owned(),
+            servers: groups.iter().map(|group| group.servers).sum(),
+            tasks: BTreeMap::from([("ps".to_owned(), 4), ("worker".to_owned(), workers)]),
+            groups,
+        };
+        let scene = |scene: &str, cases| SceneFacts {
             scene: scene.to_owned(),
-            cases: vec![case("1", 6, 4, 4), case("2", 20, 4, 16)],
+            cases,
         };
+        // In scene 1 the servers have nodes of their own; in scene 2 some workers are beside them.
+        let apart = |workers: u32| vec![group("ps", 4, 1, 0), group("worker", workers, 0, 1)];
+        let mixed =
+            |workers: u32| vec![group("mixed", 4, 1, 1), group("worker", workers - 4, 0, 1)];
         let node = |number: usize| NodeFacts {
             name: format!("node-{number:02}"),
             kernel: Some("6.12.57".to_owned()),
@@ -104,7 +118,10 @@ impl Made {
             },
             plan: "ps-locality".to_owned(),
             namespace: "locality".to_owned(),
-            scenes: vec![scene("1"), scene("2")],
+            scenes: vec![
+                scene("1", vec![case("1", 4, apart(4)), case("2", 16, apart(16))]),
+                scene("2", vec![case("1", 4, mixed(4)), case("2", 16, mixed(16))]),
+            ],
             job: JobFacts {
                 name: self.job.clone(),
                 image: "registry.example/wide-deep:1.4".to_owned(),
@@ -159,13 +176,15 @@ impl Made {
             attempts: 1,
             failures: Vec::new(),
             failure: None,
-            began: Some("2026-11-28T08:10:00Z".to_owned()),
-            ended: Some("2026-11-28T08:15:00Z".to_owned()),
-            seconds: Some(SECONDS),
-            steps_per_second: Some(steps / SECONDS),
-            tasks,
-            evidence: Some(EvidenceSource::Agents),
-            warnings: Vec::new(),
+            measured: MeasuredRun {
+                began: Some("2026-11-28T08:10:00Z".to_owned()),
+                ended: Some("2026-11-28T08:15:00Z".to_owned()),
+                seconds: Some(SECONDS),
+                steps_per_second: Some(steps / SECONDS),
+                tasks,
+                evidence: Some(EvidenceSource::Agents),
+                warnings: Vec::new(),
+            },
         }
     }
 
@@ -200,7 +219,7 @@ impl Made {
             usage.received_bytes = usage.sent_bytes;
             tasks.push(TaskRecord {
                 role: "worker".to_owned(),
-                index,
+                index: Some(index),
                 pod: pod("worker", index),
                 node: Some(format!("node-{:02}", 4 + index)),
                 steps: Some(steps),
@@ -221,7 +240,7 @@ impl Made {
             }
             tasks.push(TaskRecord {
                 role: "ps".to_owned(),
-                index,
+                index: Some(index),
                 pod: pod("ps", index),
                 node: Some(format!("node-{index:02}")),
                 usage,
@@ -280,12 +299,13 @@ pub(crate) fn with_losses() -> (Experiment, Vec<RunRecord>) {
     let experiment = made.experiment();
     let mut runs = made.runs(&experiment);
     runs[9].failure = Some("worker 3 was evicted: the node was low on memory".to_owned());
-    runs[9].steps_per_second = None;
+    runs[9].measured.steps_per_second = None;
     runs[30].attempts = 2;
     runs[30].failures = vec!["ps 1 was not scheduled within 10 minutes".to_owned()];
-    runs[44]
-        .warnings
-        .push("the agent of node-07 could not be asked for 40 s".to_owned());
+    runs[44].measured.warnings.push(
+        "the agent of node-07 gave no metrics for 40 s, so its tasks' figures lack that time"
+            .to_owned(),
+    );
     runs.remove(12);
     (experiment, runs)
 }

@@ -15,12 +15,9 @@ use super::super::Draft;
 use super::super::interval::interval;
 use super::results;
 use crate::experiment::page;
-use crate::experiment::report::{
-    Diagram, ExperimentReport, RunReport, StepMetric, Subject, analyse, compare, markdown, outcome,
-    pictures, seconds_of, time,
-};
 use crate::experiment::results::{Outcome, outcome_markdown};
-use crate::promql::{Prometheus, PrometheusAccess, RequestedRun, discover, gather};
+use crate::experiment::series::{StepMetric, Subject, outcome, seconds_of, time};
+use crate::promql::{Prometheus, PrometheusAccess, QuerySource, RequestedRun, discover, gather};
 
 /// The variable with the URL of a Prometheus.
 const PROMETHEUS: &str = "PINFOLD_PROMETHEUS";
@@ -84,7 +81,7 @@ pub(super) struct ReportArgs {
     /// A counter of steps, with the labels namespace and pod; its name depends on the training program.
     #[arg(long, value_name = "METRIC")]
     step_metric: Option<StepMetric>,
-    /// Also write report.html, report.md and report.json into this folder; with --prometheus, pictures (SVG), too.
+    /// Also write report.html, report.md and report.json into this folder.
     #[arg(long, value_name = "FOLDER")]
     out: Option<PathBuf>,
     /// Output format.
@@ -161,15 +158,7 @@ impl ReportArgs {
     /// Reports the experiment in a folder.
     fn of_folder(&self, folder: &Path) -> anyhow::Result<ExitCode> {
         let (outcome, counting) = results::read(folder)?;
-        if let Some(out) = &self.out {
-            write_outcome(out, &outcome)?;
-        }
-        match self.output {
-            ReportOutput::Markdown => super::super::document(&outcome_markdown(&outcome))?,
-            ReportOutput::Json => super::super::json(&outcome)?,
-            ReportOutput::Yaml => super::super::yaml(&outcome)?,
-            ReportOutput::Html => super::super::document(&page(&outcome))?,
-        }
+        self.show(&outcome)?;
         if counting == 0 {
             super::super::complain(format_args!(
                 "no run of {} counts, so nothing is compared: the report names the reason of each",
@@ -190,27 +179,24 @@ impl ReportArgs {
         let requested_runs = self.requested_runs(now)?;
         let runtime = super::super::run::runtime()?;
         let found = runtime.block_on(self.found(&requested_runs))?;
-        let Some(report) = found else {
+        let Some(outcome) = found else {
             return Ok(ExitCode::FAILURE);
         };
+        self.show(&outcome)?;
+        Ok(ExitCode::SUCCESS)
+    }
+
+    /// Writes the files and prints, as asked.
+    fn show(&self, outcome: &Outcome) -> anyhow::Result<()> {
         if let Some(out) = &self.out {
-            let pictures = pictures(&report);
-            let mut files = vec![
-                ("report.html", page(&outcome(&report))),
-                ("report.json", as_json(&report)?),
-                ("report.md", markdown(&report, &pictures)),
-            ];
-            let drawn = pictures.iter();
-            files.extend(drawn.map(|Diagram { file, svg, .. }| (file.as_str(), svg.clone())));
-            write(out, &files)?;
+            write_outcome(out, outcome)?;
         }
         match self.output {
-            ReportOutput::Markdown => super::super::document(&markdown(&report, &[]))?,
-            ReportOutput::Json => super::super::json(&report)?,
-            ReportOutput::Yaml => super::super::yaml(&report)?,
-            ReportOutput::Html => super::super::document(&page(&outcome(&report)))?,
+            ReportOutput::Markdown => super::super::document(&outcome_markdown(outcome)),
+            ReportOutput::Json => super::super::json(outcome),
+            ReportOutput::Yaml => super::super::yaml(outcome),
+            ReportOutput::Html => super::super::document(&page(outcome)),
         }
-        Ok(ExitCode::SUCCESS)
     }
 
     /// The named runs, or else the entire time, in which runs are searched later.
@@ -236,26 +222,12 @@ impl ReportArgs {
         Ok(requested_runs)
     }
 
-    /// The report; `None` if empty, after a message to the user.
-    async fn found(
-        &self,
-        requested_runs: &[RequestedRun],
-    ) -> anyhow::Result<Option<ExperimentReport>> {
-        let deadline = self.timeout;
-        let access = PrometheusAccess {
-            token: self.token_file.as_deref(),
-            user: self.user_file.as_deref(),
-            authority: self.ca_file.as_deref(),
-        };
-        let url = self
-            .prometheus
-            .as_deref()
-            .context("the URL of a Prometheus is missing: add --prometheus URL")?;
-        let prometheus = Prometheus::new(url, access, deadline)?;
-        let (mut warnings, mut runs, mut lacks) =
-            (BTreeSet::new(), Vec::<RunReport>::new(), Vec::new());
+    /// What the runs show; `None` without a run, after a message to the user.
+    async fn found(&self, requested_runs: &[RequestedRun]) -> anyhow::Result<Option<Outcome>> {
+        let prometheus = self.prometheus()?;
+        let mut source = QuerySource::new(&prometheus);
         let discovered = match (self.run.is_empty(), requested_runs) {
-            (true, [all]) => match discover(&prometheus, all, &mut warnings).await {
+            (true, [all]) => match discover(&mut source, all).await {
                 Err(error) if error.is_no_data() => return Ok(nothing(&error)),
                 found => found?,
             },
@@ -263,16 +235,10 @@ impl ReportArgs {
         };
         // Nodes may be labelled for a case in which nothing ran.
         let may_lack = self.run.is_empty() && discovered.len() > 1;
-        for run_of_flag in &discovered {
-            match gather(
-                &prometheus,
-                run_of_flag,
-                self.step_metric.as_ref(),
-                &mut warnings,
-            )
-            .await
-            {
-                Ok(observed) => runs.push(analyse(&observed)),
+        let (mut runs, mut lacks) = (Vec::new(), Vec::new());
+        for requested in &discovered {
+            match gather(&mut source, requested, self.step_metric.as_ref()).await {
+                Ok(observed) => runs.push(observed),
                 Err(error) if error.is_no_data() && may_lack => {
                     lacks.push(anyhow::Error::new(error));
                 }
@@ -285,22 +251,27 @@ impl ReportArgs {
             return Ok(None);
         }
         let mut notes: Vec<String> = lacks.iter().map(|error| format!("{error:#}")).collect();
-        notes.extend(
-            warnings
-                .into_iter()
-                .map(|warning| format!("Prometheus warns: {warning}")),
-        );
-        let report = compare(
-            prometheus.url().to_owned(),
-            runs,
-            self.base.as_deref(),
-            notes,
-        );
-        Ok(Some(report.map_err(anyhow::Error::msg)?))
+        let warnings = source.warnings.iter();
+        notes.extend(warnings.map(|warning| format!("Prometheus warns: {warning}")));
+        let outcome = outcome(prometheus.url(), &runs, self.base.as_deref(), notes);
+        Ok(Some(outcome.map_err(anyhow::Error::msg)?))
+    }
+
+    fn prometheus(&self) -> anyhow::Result<Prometheus> {
+        let access = PrometheusAccess {
+            token: self.token_file.as_deref(),
+            user: self.user_file.as_deref(),
+            authority: self.ca_file.as_deref(),
+        };
+        let url = self
+            .prometheus
+            .as_deref()
+            .context("the URL of a Prometheus is missing: add --prometheus URL")?;
+        Ok(Prometheus::new(url, access, self.timeout)?)
     }
 }
 
-fn nothing(error: &(dyn std::error::Error + 'static)) -> Option<ExperimentReport> {
+fn nothing(error: &(dyn std::error::Error + 'static)) -> Option<Outcome> {
     match error.source() {
         Some(cause) => super::super::complain(format_args!("{error}: {cause}")),
         None => super::super::complain(error),
@@ -414,18 +385,14 @@ fn as_json(report: &impl serde::Serialize) -> anyhow::Result<String> {
     serde_json::to_string_pretty(&value).context(cannot)
 }
 
-/// Writes the report of an experiment as files of a folder.
+/// Writes a report as files of a folder, whose texts are all ready. Each file is replaced atomically, and none if one of them
+/// can't be written.
 pub(super) fn write_outcome(folder: &Path, outcome: &Outcome) -> anyhow::Result<()> {
     let files = [
         ("report.html", page(outcome)),
         ("report.json", as_json(outcome)?),
         ("report.md", outcome_markdown(outcome)),
     ];
-    write(folder, &files)
-}
-
-/// Writes a report's files, whose texts are all ready. Each file is replaced atomically, and none if one of them can't be written.
-fn write(folder: &Path, files: &[(&str, String)]) -> anyhow::Result<()> {
     fs::create_dir_all(folder)
         .with_context(|| format!("can't make the folder {}", folder.display()))?;
     let drafts = files.iter();

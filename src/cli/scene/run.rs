@@ -16,8 +16,8 @@ use crate::cluster::agents::Agents;
 use crate::cluster::connect::{Connection, connect_user};
 use crate::cluster::patient::PatientApi;
 use crate::cluster::{Api, scenes};
-use crate::experiment::report::StepMetric;
 use crate::experiment::results::StepSource;
+use crate::experiment::series::StepMetric;
 use crate::experiment::statistics::{DesignOptions, USUAL_MARGIN, USUAL_REPEATS, Way};
 use crate::experiment::{AMOUNTS, TrainingJob, check};
 use crate::lab::{

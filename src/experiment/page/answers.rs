@@ -18,15 +18,11 @@ pub(super) fn answers(outcome: &Outcome) -> String {
     if outcome.answers.is_empty() {
         html.push_str("<p>There is no verdict: it needs several runs of what is compared.</p>\n");
         for other in &outcome.others {
-            let _ = writeln!(
-                html,
-                "<p>{}.</p>",
-                text(other.sentence.trim_end_matches('.'))
-            );
+            let _ = writeln!(html, "<p>{}</p>", text(&other.sentence));
         }
     }
     for answer in &outcome.answers {
-        let (badge, class) = badge(answer);
+        let (badge, class) = badge(answer, outcome);
         let _ = writeln!(
             html,
             "<article class=\"answer\"><h3><span class=\"badge {class}\">{badge}</span>{}</h3><p class=\"say\">{}</p>\
@@ -44,8 +40,11 @@ pub(super) fn others(outcome: &Outcome) -> String {
     forest(&outcome.others, outcome)
 }
 
-/// The verdict in a word, with its class.
-fn badge(answer: &Answer) -> (&'static str, &'static str) {
+/// The verdict in a word, with its class. Times that mean nothing have none.
+fn badge(answer: &Answer, outcome: &Outcome) -> (&'static str, &'static str) {
+    if outcome.caution.is_some() {
+        return ("Not a result", "unsure");
+    }
     match answer.verdict {
         Some(Verdict::More) => ("Faster", "more"),
         Some(Verdict::Less) => ("Slower", "less"),
@@ -147,6 +146,7 @@ pub(super) fn findings(findings: &[Finding]) -> String {
         let nodes: Vec<&str> = finding.nodes.iter().map(String::as_str).collect();
         fact("nodes", &nodes.join(", "));
         let seen = finding.seen.iter().filter(|one| !one.group.is_empty());
+        let seen = seen.filter(|one| !one.way.is_empty());
         let seen: Vec<String> = seen
             .map(|one| format!("{}, {}: {} of {}", one.group, one.way, one.seen, one.runs))
             .collect();
@@ -222,7 +222,9 @@ pub(super) fn legend(outcome: &Outcome) -> String {
         key(dot, "a run; in comparisons, a repeat"),
         key(
             bar,
-            &format!("typical value with its {confidence} interval: {confidence} of such intervals contain the true value"),
+            &format!(
+                "typical value with its {confidence} interval, in which the true value lies in {confidence} of such experiments"
+            ),
         ),
         key(
             range,
@@ -230,7 +232,10 @@ pub(super) fn legend(outcome: &Outcome) -> String {
         ),
         key(
             band,
-            &format!("no change, and the band ({margin}) that was fixed beforehand as not mattering"),
+            &format!(
+                "no change, and around it the band ({margin}) that was fixed beforehand as too small to matter; its sides are a factor \
+                 and its inverse, as on the whole axis"
+            ),
         ),
         "</ul>\n".to_owned(),
     ]

@@ -8,6 +8,7 @@ mod html;
 mod plot;
 mod scale;
 mod speeds;
+mod tasks;
 mod usage;
 
 use std::fmt::Write;
@@ -71,23 +72,33 @@ pub fn page(outcome: &Outcome) -> String {
     }
     let _ = write!(
         html,
-        "</main>\n<footer>Made by Pinfold. – means that nobody measured it. The numbers of this page are also in it as JSON, in \
-         the element with the id <code>outcome</code>.</footer>\n<script type=\"application/json\" id=\"outcome\">{}</script>\n\
+        "</main>\n<footer>Made by Pinfold. – means that nobody measured it. Programs find all numbers of this page in its element \
+         <code>outcome</code>, as JSON.</footer>\n<script type=\"application/json\" id=\"outcome\">{}</script>\n\
          </body></html>\n",
         html::json(&json)
     );
     html
 }
 
-fn sections(outcome: &Outcome) -> Vec<Section> {
-    let section = |id, title: &str, about, body| Section {
+fn section(id: &'static str, title: &str, about: &'static str, body: String) -> Section {
+    Section {
         id,
         title: title.to_owned(),
         about,
         body,
-    };
+    }
+}
+
+fn sections(outcome: &Outcome) -> Vec<Section> {
+    let mut all = compared(outcome);
+    all.extend(measured(outcome));
+    all
+}
+
+/// What the experiment found, and the values that say so.
+fn compared(outcome: &Outcome) -> Vec<Section> {
     let measure = speeds::capital(&outcome.measure);
-    let mut all = vec![
+    vec![
         section(
             "answers",
             "Answers",
@@ -120,6 +131,12 @@ fn sections(outcome: &Outcome) -> Vec<Section> {
             "They have no verdict: among many comparisons, some differ by chance.",
             answers::others(outcome),
         ),
+    ]
+}
+
+/// What the tasks did meanwhile, and what the experiment was.
+fn measured(outcome: &Outcome) -> Vec<Section> {
+    vec![
         section(
             "traffic",
             "Traffic between parameter servers and the other tasks",
@@ -127,22 +144,34 @@ fn sections(outcome: &Outcome) -> Vec<Section> {
             usage::traffic(outcome),
         ),
         section(
+            "servers",
+            "Load of the parameter servers",
+            "A parameter server (ps) holds a part of the model, which the workers read and write in each step. A bar is its share of \
+             the bytes of all servers, and the line an equal share. All numbers are medians over the runs of the scene and case.",
+            tasks::servers(outcome),
+        ),
+        section(
             "cpus",
             "CPU use by role",
-            "A bar is the mean of a role's tasks in the median run, the two lines beside it are the least and the greatest run, and the \
-             pale bar behind it is what a task was given.",
+            "A bar is how many CPUs a task of the role kept busy, as the mean of its tasks: that of the run in the middle, with lines \
+             at the runs with the least and the most. The pale bar behind it is what a task was given.",
             usage::roles(outcome),
+        ),
+        section(
+            "tasks",
+            "Each task",
+            "The medians over all runs of the scene and case, in all ways.",
+            tasks::tasks(&outcome.tasks),
         ),
         section(
             "evidence",
             "Pinned and sized",
-            "What the agents saw of the tasks of all runs that count.",
+            "What the agents saw. Tasks are counted over all runs that count: 8 tasks in 3 repeats are 24.",
             usage::evidence(&outcome.evidence),
         ),
         section("setup", "What ran on what", "", setup(outcome)),
-    ];
-    all.push(section("runs", "All runs", "", runs(outcome)));
-    all
+        section("runs", "All runs", "", runs(outcome)),
+    ]
 }
 
 /// The facts of the experiment.
@@ -168,10 +197,7 @@ fn runs(outcome: &Outcome) -> String {
         .conditions
         .iter()
         .flat_map(|condition| {
-            let name = match condition.group.as_str() {
-                "" => condition.name.clone(),
-                group => format!("{group}, {}", condition.name),
-            };
+            let name = condition.condition.words();
             condition.runs.iter().map(move |run| {
                 vec![
                     Cell::words(&name),

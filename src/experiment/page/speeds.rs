@@ -5,7 +5,7 @@ use std::fmt::Write;
 use super::html::text;
 use super::plot::{PlotRow, colour, dot, interval, plot};
 use super::scale::{Scale, mark};
-use crate::experiment::results::{ConditionOutcome, Outcome, SpeedupCurve};
+use crate::experiment::results::{ConditionOutcome, CurvePoint, Outcome, SpeedupCurve};
 use crate::experiment::statistics::Way;
 use crate::text::{counted, units};
 
@@ -17,10 +17,13 @@ pub(super) fn conditions(outcome: &Outcome) -> String {
     let mut html = String::new();
     for group in outcome
         .conditions
-        .chunk_by(|one, other| one.group == other.group)
+        .chunk_by(|one, other| one.condition.group == other.condition.group)
     {
-        if let Some(first) = group.first().filter(|first| !first.group.is_empty()) {
-            let _ = writeln!(html, "<h3>{}</h3>", text(&capital(&first.group)));
+        if let Some(first) = group
+            .first()
+            .filter(|first| !first.condition.group.is_empty())
+        {
+            let _ = writeln!(html, "<h3>{}</h3>", text(&capital(&first.condition.group)));
         }
         let values = group
             .iter()
@@ -43,7 +46,7 @@ pub(super) fn conditions(outcome: &Outcome) -> String {
 }
 
 fn condition(one: &ConditionOutcome, scale: &Scale, measure: &str) -> PlotRow {
-    let colour = colour(one.way);
+    let colour = colour(one.condition.way);
     let mut drawing = one
         .estimate
         .as_ref()
@@ -72,9 +75,12 @@ fn condition(one: &ConditionOutcome, scale: &Scale, measure: &str) -> PlotRow {
     } else {
         String::new()
     };
-    let words = one.way.map_or("", Way::words);
+    let words = one.condition.way.map_or("", Way::words);
     PlotRow {
-        name: format!("{}<small>{words}{lacking}</small>", text(&one.name)),
+        name: format!(
+            "{}<small>{words}{lacking}</small>",
+            text(&one.condition.name)
+        ),
         label: one.estimate.as_ref().map_or_else(
             || "no run that counts".to_owned(),
             |estimate| {
@@ -96,10 +102,13 @@ pub(super) fn scaling(outcome: &Outcome) -> String {
     let mut html = String::new();
     for curves in outcome
         .speedup
-        .chunk_by(|one, other| one.group == other.group)
+        .chunk_by(|one, other| one.condition.group == other.condition.group)
     {
-        if let Some(first) = curves.first().filter(|first| !first.group.is_empty()) {
-            let _ = writeln!(html, "<h3>{}</h3>", text(&capital(&first.group)));
+        if let Some(first) = curves
+            .first()
+            .filter(|first| !first.condition.group.is_empty())
+        {
+            let _ = writeln!(html, "<h3>{}</h3>", text(&capital(&first.condition.group)));
         }
         html += &drawing(curves);
     }
@@ -128,14 +137,14 @@ fn drawing(curves: &[SpeedupCurve]) -> String {
             mark(*value)
         );
     }
-    for value in across.marks.iter().skip(1) {
-        let at = across.at(*value);
+    for value in sizes(points(), &across) {
+        let at = across.at(value);
         let anchor = if at > 96.0 { "end" } else { "middle" };
         let _ = write!(
             svg,
             "<text x=\"{at:.2}%\" y=\"{:.1}\" text-anchor=\"{anchor}\">{}</text>",
             CURVE + 22.0,
-            mark(*value)
+            mark(value)
         );
     }
     let ideal: Vec<(f64, f64)> = curves.first().map_or_else(Vec::new, |curve| {
@@ -148,8 +157,26 @@ fn drawing(curves: &[SpeedupCurve]) -> String {
     for (at, curve) in curves.iter().enumerate() {
         svg += &drawn(curve, at, curves.len(), &place);
     }
-    svg.push_str("</svg>\n<p class=\"unit soft small\">speedup over the smallest case, by the number of workers</p>\n");
+    svg.push_str("</svg>\n<p class=\"unit soft small\">speedup over the smallest case, by the number of workers; marks of the same number \
+                  stand beside each other</p>\n");
     svg + &in_words(curves)
+}
+
+/// The numbers of workers that there are, without those whose words would touch the next ones.
+fn sizes<'a>(points: impl Iterator<Item = &'a CurvePoint>, across: &Scale) -> Vec<f64> {
+    const ROOM: f64 = 5.0;
+    let mut all: Vec<f64> = points.map(|point| point.workers).collect();
+    all.sort_by(f64::total_cmp);
+    let mut kept: Vec<f64> = Vec::new();
+    for size in all.into_iter().rev() {
+        let is_free = kept
+            .last()
+            .is_none_or(|next| across.at(*next) - across.at(size) >= ROOM);
+        if is_free {
+            kept.push(size);
+        }
+    }
+    kept
 }
 
 /// A curve: lines between the middles, and each point with its interval. Curves stand a little beside each other.
@@ -159,7 +186,7 @@ fn drawn(
     curves: usize,
     place: &impl Fn((f64, f64)) -> (f64, f64),
 ) -> String {
-    let colour = colour(curve.way);
+    let colour = colour(curve.condition.way);
     let known = curve.points.iter().filter_map(|point| {
         let speedup = point.speedup?;
         Some((point, speedup))
@@ -178,7 +205,7 @@ fn drawn(
         );
         let title = format!(
             "{}, {} workers: {} times ({} to {})",
-            curve.name,
+            curve.condition.name,
             point.workers,
             units::figures(speedup.center()),
             units::figures(speedup.low),
@@ -188,7 +215,7 @@ fn drawn(
             svg,
             "<svg x=\"{x:.2}%\" y=\"0\" width=\"1\" height=\"1\"><line class=\"iv {colour}\" x1=\"{shift}\" x2=\"{shift}\" y1=\"{low:.1}\" \
              y2=\"{high:.1}\"/>{}</svg>",
-            shape(curve.way, (shift, y), &title)
+            shape(curve.condition.way, (shift, y), &title)
         );
     }
     svg
@@ -271,9 +298,9 @@ fn in_words(curves: &[SpeedupCurve]) -> String {
         let _ = writeln!(
             html,
             "<li><svg height=\"16\" aria-hidden=\"true\"><line class=\"curve {0}\" x1=\"0\" x2=\"34\" y1=\"8\" y2=\"8\"/>{1}</svg>{2}: {words}</li>",
-            colour(curve.way),
-            shape(curve.way, (17.0, 8.0), &curve.name),
-            text(&curve.name)
+            colour(curve.condition.way),
+            shape(curve.condition.way, (17.0, 8.0), &curve.condition.name),
+            text(&curve.condition.name)
         );
     }
     html + "<li><svg height=\"16\" aria-hidden=\"true\"><line class=\"ideal\" x1=\"0\" x2=\"34\" y1=\"8\" y2=\"8\"/></svg>ideal: twice as many workers are \

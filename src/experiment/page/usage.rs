@@ -27,19 +27,21 @@ pub(super) fn roles(outcome: &Outcome) -> String {
     let mut html = String::new();
     for (at, group) in outcome
         .roles
-        .chunk_by(|one, other| one.group == other.group)
+        .chunk_by(|one, other| one.condition.group == other.condition.group)
         .enumerate()
     {
         let rows: Vec<PlotRow> = group.iter().map(|role| row(role, &scale)).collect();
         let body = plot(&rows, &scale, "CPUs busy in a task", mark, None) + &figures(group);
-        let title = group.first().map_or("", |first| first.group.as_str());
+        let title = group
+            .first()
+            .map_or("", |first| first.condition.group.as_str());
         html += &folded(title, at == 0, &body);
     }
     html
 }
 
 /// A part that is open only if it is the first, because a large experiment has many.
-fn folded(title: &str, open: bool, body: &str) -> String {
+pub(super) fn folded(title: &str, open: bool, body: &str) -> String {
     if title.is_empty() {
         return body.to_owned();
     }
@@ -62,14 +64,14 @@ fn given(role: &RoleOutcome) -> Option<f64> {
 }
 
 fn row(role: &RoleOutcome, scale: &Scale) -> PlotRow {
-    let way = match role.name.as_str() {
+    let way = match role.condition.name.as_str() {
         "" => String::new(),
         name => format!("{name} · "),
     };
     let given = given(role);
     let mut drawing = given.map_or_else(String::new, |cpus| bar(cpus, scale, "given", 26.0));
     if let Some(used) = &role.cpus_used {
-        drawing += &bar(used.median, scale, colour(role.way), 14.0);
+        drawing += &bar(used.median, scale, colour(role.condition.way), 14.0);
         for end in [used.least, used.greatest] {
             drawing += &upright(scale.at(end), (-10.0, 10.0), "zero");
         }
@@ -111,13 +113,14 @@ fn figures(group: &[RoleOutcome]) -> String {
         .iter()
         .map(|role| {
             vec![
-                Cell::words(&match role.name.as_str() {
+                Cell::words(&match role.condition.name.as_str() {
                     "" => role.role.clone(),
                     name => format!("{}, {name}", role.role),
                 }),
                 median(role.threads_waiting, units::figures),
                 median(role.throttled_share, units::percent),
                 median(role.switches_per_second, units::figures),
+                median(role.llc_misses_per_kiloinstruction, units::figures),
             ]
         })
         .collect();
@@ -127,8 +130,9 @@ fn figures(group: &[RoleOutcome]) -> String {
         &[
             "role, way",
             "threads waiting for a CPU",
-            "periods in which the quota ran out",
+            "time slots in which the CPU limit was used up",
             "context switches per second",
+            "misses of the last-level cache in 1,000 instructions",
         ],
         &rows,
     )
@@ -249,10 +253,7 @@ pub(super) fn evidence(evidence: &[Evidence]) -> String {
     let rows: Vec<Vec<Cell>> = evidence
         .iter()
         .map(|one| {
-            let name = match one.group.as_str() {
-                "" => one.name.clone(),
-                group => format!("{group}, {}", one.name),
-            };
+            let name = one.condition.words();
             let pinned = match one.pinned_known {
                 0 => NONE.to_owned(),
                 known => format!("{} of {known}", one.pinned),

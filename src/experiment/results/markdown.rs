@@ -4,11 +4,12 @@ use std::fmt::Write;
 
 use super::analysis::percent;
 use super::outcome::{
-    Answer, ConditionOutcome, Evidence, Finding, Outcome, RoleOutcome, SpeedupCurve, TrafficMatrix,
+    Answer, ConditionOutcome, Evidence, Finding, Outcome, RoleOutcome, SpeedupCurve, TaskOutcome,
+    TrafficMatrix,
 };
 use crate::experiment::statistics::{Estimate, FEWEST_BLOCKS, Summary};
 use crate::text::markdown::{inline, list, table};
-use crate::text::units;
+use crate::text::{counted, units};
 
 /// The text for an unknown value.
 const NONE: &str = "–";
@@ -24,7 +25,10 @@ pub fn outcome_markdown(outcome: &Outcome) -> String {
     }
     text.push_str("\n## Answers\n");
     if outcome.answers.is_empty() {
-        text.push_str("\nNothing was compared that a verdict could be about.\n");
+        text.push_str("\nThere is no verdict: it needs several runs of what is compared.\n");
+        for other in &outcome.others {
+            let _ = writeln!(text, "\n- {}", inline(&other.sentence));
+        }
     }
     for answer in &outcome.answers {
         let _ = writeln!(
@@ -48,6 +52,11 @@ pub fn outcome_markdown(outcome: &Outcome) -> String {
         "Further comparisons, without verdicts",
         &others(&outcome.others),
     );
+    section(
+        &mut text,
+        "Load of the parameter servers",
+        &servers(&outcome.tasks),
+    );
     section(&mut text, "Use by role", &roles(&outcome.roles));
     section(&mut text, "Pinned and sized", &evidence(&outcome.evidence));
     section(
@@ -60,12 +69,16 @@ pub fn outcome_markdown(outcome: &Outcome) -> String {
     let mut subject = String::new();
     list(&mut subject, facts);
     section(&mut text, "What ran on what", &subject);
-    let _ = writeln!(
-        text,
-        "\nAn interval is computed so that {} of such intervals contain the true value. With fewer than {FEWEST_BLOCKS} repeats there \
-         is only the range of the runs. {NONE} means that nobody measured it.",
-        percent(outcome.confidence)
-    );
+    text.push('\n');
+    if outcome.repeats > 1 {
+        let _ = write!(
+            text,
+            "An interval is computed so that {} of such intervals contain the true value. With fewer than {FEWEST_BLOCKS} repeats there \
+             is only the range of the runs. ",
+            percent(outcome.confidence)
+        );
+    }
+    let _ = writeln!(text, "{NONE} means that nobody measured it.");
     text
 }
 
@@ -121,7 +134,7 @@ fn conditions(conditions: &[ConditionOutcome]) -> String {
             let values = one.runs.iter();
             let values: Vec<String> = values.map(|run| units::figures(run.value)).collect();
             vec![
-                inline(&place(&one.group, &one.name)),
+                inline(&one.condition.words()),
                 typical(one.estimate.as_ref()),
                 format!("{} of {}", one.runs.len(), one.planned),
                 values.join(", "),
@@ -140,7 +153,7 @@ fn scaling(curves: &[SpeedupCurve]) -> String {
         .flat_map(|curve| {
             curve.points.iter().map(|point| {
                 vec![
-                    inline(&place(&curve.group, &curve.name)),
+                    inline(&curve.condition.words()),
                     inline(&point.case),
                     format!("{}", point.workers),
                     typical(point.speedup.as_ref()),
@@ -169,12 +182,13 @@ fn others(others: &[Answer]) -> String {
         .map(|one| {
             let change = one.estimate.map_or_else(
                 || NONE.to_owned(),
-                |estimate| {
-                    format!(
+                |estimate| match estimate.values {
+                    1 => units::change(estimate.center()),
+                    _ => format!(
                         "{} ({})",
                         units::change(estimate.center()),
                         units::change_span(estimate.low, estimate.high)
-                    )
+                    ),
                 },
             );
             vec![
@@ -191,15 +205,45 @@ fn others(others: &[Answer]) -> String {
     )
 }
 
+fn median(summary: Option<Summary>, show: fn(f64) -> String) -> String {
+    shown(summary.map(|summary| summary.median), show)
+}
+
+/// The parameter servers, of which the page shows all tasks.
+fn servers(tasks: &[TaskOutcome]) -> String {
+    let servers = tasks.iter().filter(|task| task.share_of_servers.is_some());
+    let rows: Vec<Vec<String>> = servers
+        .map(|task| {
+            let nodes: Vec<&str> = task.nodes.iter().map(String::as_str).collect();
+            vec![
+                inline(&task.group),
+                inline(&task.task),
+                median(task.share_of_servers, units::percent),
+                median(task.share_of_servers_cpu, units::percent),
+                median(task.sent_bytes_per_second, units::bytes),
+                median(task.received_bytes_per_second, units::bytes),
+                inline(&nodes.join(", ")),
+            ]
+        })
+        .collect();
+    let head = [
+        "scene and case",
+        "server",
+        "of their bytes",
+        "of their CPU time",
+        "sent/s",
+        "received/s",
+        "nodes",
+    ];
+    optional_table(&head, &rows)
+}
+
 fn roles(roles: &[RoleOutcome]) -> String {
-    let median = |summary: Option<Summary>, show: fn(f64) -> String| {
-        shown(summary.map(|summary| summary.median), show)
-    };
     let rows: Vec<Vec<String>> = roles
         .iter()
         .map(|role| {
             vec![
-                inline(&place(&role.group, &role.name)),
+                inline(&role.condition.words()),
                 inline(&role.role),
                 role.tasks.to_string(),
                 inline(role.cpus.as_deref().unwrap_or(NONE)),
@@ -207,6 +251,7 @@ fn roles(roles: &[RoleOutcome]) -> String {
                 median(role.throttled_share, units::percent),
                 median(role.threads_waiting, units::figures),
                 median(role.switches_per_second, units::figures),
+                median(role.llc_misses_per_kiloinstruction, units::figures),
             ]
         })
         .collect();
@@ -220,6 +265,7 @@ fn roles(roles: &[RoleOutcome]) -> String {
             "throttled",
             "threads waiting",
             "switches/s",
+            "LLC misses/1000 instr.",
         ],
         &rows,
     )
@@ -234,10 +280,10 @@ fn evidence(evidence: &[Evidence]) -> String {
             };
             let verdicts = one.threads_verdicts.iter();
             let verdicts: Vec<String> = verdicts
-                .map(|(verdict, tasks)| format!("{tasks} {verdict}"))
+                .map(|(verdict, tasks)| format!("{} {verdict}", counted(tasks, "task")))
                 .collect();
             vec![
-                inline(&place(&one.group, &one.name)),
+                inline(&one.condition.words()),
                 format!("{} of {}", one.pinned, one.pinned_known),
                 range(one.threads),
                 range(one.threads_expected),
@@ -278,35 +324,43 @@ fn matrix(matrix: &TrafficMatrix) -> String {
     format!("{title}{}", table(&head, &rows))
 }
 
-/// A table; nothing without rows.
+/// A table without the columns of which nothing is known; nothing without rows.
 fn optional_table(head: &[&str], rows: &[Vec<String>]) -> String {
-    let head: Vec<String> = head.iter().map(|name| (*name).to_owned()).collect();
     if rows.is_empty() {
         return String::new();
     }
-    table(&head, rows)
+    let is_known = |at: &usize| {
+        let mut cells = rows.iter().filter_map(|row| row.get(*at));
+        cells.any(|cell| !matches!(cell.as_str(), "" | NONE))
+    };
+    let kept: Vec<usize> = (0..head.len()).filter(is_known).collect();
+    let pick = |row: &dyn Fn(usize) -> Option<String>| -> Vec<String> {
+        kept.iter().filter_map(|at| row(*at)).collect()
+    };
+    let rows: Vec<Vec<String>> = rows
+        .iter()
+        .map(|row| pick(&|at| row.get(at).cloned()))
+        .collect();
+    table(
+        &pick(&|at| head.get(at).map(|name| (*name).to_owned())),
+        &rows,
+    )
 }
 
 /// A value with its interval or range.
 fn typical(estimate: Option<&Estimate>) -> String {
     estimate.map_or_else(
         || NONE.to_owned(),
-        |one| {
-            format!(
+        |one| match one.values {
+            1 => units::figures(one.center()),
+            _ => format!(
                 "{} ({} to {})",
                 units::figures(one.center()),
                 units::figures(one.low),
                 units::figures(one.high)
-            )
+            ),
         },
     )
-}
-
-fn place(group: &str, name: &str) -> String {
-    match group {
-        "" => name.to_owned(),
-        group => format!("{group}, {name}"),
-    }
 }
 
 fn shown(value: Option<f64>, show: impl Fn(f64) -> String) -> String {

@@ -12,14 +12,18 @@ mod outcome;
 mod read;
 
 pub use analysis::{Comparisons, Names, analyze};
-pub(crate) use analysis::{change_of_margin, percent};
+pub(crate) use analysis::{
+    ConditionRuns, CountedRun, change_of_margin, evidence, findings, percent, roles, tasks, traffic,
+};
 pub use markdown::outcome_markdown;
+pub(crate) use model::TRAINING;
 pub use model::{
-    CaseFacts, ClusterFacts, EvidenceSource, Experiment, FORM, JobFacts, NodeFacts, PlannedRun,
-    RunRecord, SceneFacts, StepSource, TaskRecord, TaskUsage,
+    CaseFacts, ClusterFacts, EvidenceSource, Experiment, FORM, GroupFacts, JobFacts, MeasuredRun,
+    NodeFacts, PlannedRun, RunRecord, SceneFacts, StepSource, TaskRecord, TaskUsage,
 };
 pub use outcome::{
-    Answer, ConditionOutcome, CurvePoint, Evidence, Fact, Finding, FindingFigure, FindingKind,
-    LostRun, OtherFigure, Outcome, RoleOutcome, RunValue, Seen, SpeedupCurve, TrafficMatrix,
+    Answer, ConditionName, ConditionOutcome, CurvePoint, Evidence, Fact, Finding, FindingFigure,
+    FindingKind, LostRun, OtherFigure, Outcome, RoleOutcome, RunValue, Seen, SpeedupCurve,
+    TaskOutcome, TrafficMatrix,
 };
 pub use read::{EXPERIMENT_FILE, RUNS_FOLDER, ReadError, Results};

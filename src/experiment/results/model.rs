@@ -12,9 +12,13 @@ use std::collections::{BTreeMap, BTreeSet};
 use serde::{Deserialize, Serialize};
 
 use crate::experiment::statistics::{Condition, Design, Way};
+use crate::text::counted;
 
 /// The version of the files' form. A change that older programs would misread increases it.
 pub const FORM: u32 = 1;
+
+/// The roles that train.
+pub(crate) const TRAINING: [&str; 3] = ["worker", "chief", "master"];
 
 /// What is fixed before the first run.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -95,6 +99,22 @@ pub struct CaseFacts {
     pub servers: u32,
     /// The number of tasks by role.
     pub tasks: BTreeMap<String, u32>,
+    /// The groups of nodes, which are what distinguishes the same case of two scenes.
+    #[serde(default)]
+    pub groups: Vec<GroupFacts>,
+}
+
+/// A group of nodes with the same tasks.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub struct GroupFacts {
+    /// The value of the nodes' label TYPE, if the scene has types.
+    #[serde(rename = "type")]
+    pub kind: Option<String>,
+    /// The number of nodes.
+    pub servers: u32,
+    /// The tasks on each node, by role; empty where the job fills the nodes evenly.
+    pub per_node: BTreeMap<String, u32>,
 }
 
 /// The training job.
@@ -154,7 +174,15 @@ pub struct RunRecord {
     pub failures: Vec<String>,
     /// Why the run failed for good; `None` if it counts.
     pub failure: Option<String>,
-    /// When the first of its containers began, as the kubelets report (RFC 3339).
+    #[serde(flatten)]
+    pub measured: MeasuredRun,
+}
+
+/// What was measured of a run, whoever carried it out: `pinfold scene run`, or somebody whose runs a Prometheus has watched.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct MeasuredRun {
+    /// When the first of its containers began (RFC 3339): as the kubelets report, or when a Prometheus saw it first.
     pub began: Option<String>,
     /// When the job ended: its chief, or the last worker (RFC 3339).
     pub ended: Option<String>,
@@ -186,7 +214,8 @@ pub enum EvidenceSource {
 pub struct TaskRecord {
     /// ps, worker, chief or evaluator.
     pub role: String,
-    pub index: u32,
+    /// The number within the role. Pods that somebody else created may have none.
+    pub index: Option<u32>,
     pub pod: String,
     pub node: Option<String>,
     /// When the container began and ended (RFC 3339). A server that still ran has no end.
@@ -214,6 +243,9 @@ pub struct TaskUsage {
     pub run_delay_seconds: Option<f64>,
     pub sent_bytes: Option<f64>,
     pub received_bytes: Option<f64>,
+    /// Instructions, and misses of the last-level cache, on nodes with hardware counters.
+    pub instructions: Option<f64>,
+    pub llc_misses: Option<f64>,
     /// Scheduler periods under a quota, and those in which it ran out.
     pub quota_periods: Option<f64>,
     pub throttled_periods: Option<f64>,
@@ -250,7 +282,67 @@ impl Experiment {
 impl RunRecord {
     /// Whether the run counts: it is no warm-up, did not fail, and has a value.
     pub fn counts(&self) -> bool {
-        self.planned.block.is_some() && self.failure.is_none() && self.steps_per_second.is_some()
+        let Self {
+            planned, measured, ..
+        } = self;
+        planned.block.is_some() && self.failure.is_none() && measured.steps_per_second.is_some()
+    }
+}
+
+// === impl CaseFacts ===
+
+impl CaseFacts {
+    /// The tasks that train.
+    pub fn workers(&self) -> u32 {
+        let tasks = self.tasks.iter();
+        let training = tasks.filter(|(role, _)| TRAINING.contains(&role.as_str()));
+        training.map(|(_, tasks)| tasks).sum()
+    }
+
+    /// The tasks and how they lie on the nodes, in words.
+    pub fn layout(&self) -> String {
+        let counts = |tasks: &BTreeMap<String, u32>| {
+            let tasks = tasks.iter();
+            let tasks: Vec<String> = tasks.map(|(role, many)| format!("{many} {role}")).collect();
+            tasks.join(" and ")
+        };
+        let group = |group: &GroupFacts| {
+            let each = if group.servers == 1 {
+                "with"
+            } else {
+                "each with"
+            };
+            let kind = group.kind.as_ref();
+            let kind = kind.map_or_else(String::new, |kind| format!(" of type {kind}"));
+            let nodes = counted(group.servers, "node");
+            format!("{nodes}{kind} {each} {}", counts(&group.per_node))
+        };
+        let groups = self.groups.iter().filter(|group| group.servers > 0);
+        if groups.clone().all(|group| !group.per_node.is_empty()) && groups.clone().count() > 0 {
+            return groups.map(group).collect::<Vec<String>>().join("; ");
+        }
+        format!(
+            "{} on {}",
+            counts(&self.tasks),
+            counted(self.servers, "node")
+        )
+    }
+}
+
+// === impl TaskRecord ===
+
+impl TaskRecord {
+    /// Whether the task makes steps. Parameter servers and evaluators don't.
+    pub fn trains(&self) -> bool {
+        TRAINING.contains(&self.role.as_str())
+    }
+
+    /// The role with the index, as in `ps 0`; the pod's name where no index is known.
+    pub fn name(&self) -> String {
+        match self.index {
+            Some(index) => format!("{} {index}", self.role),
+            None => self.pod.clone(),
+        }
     }
 }
 

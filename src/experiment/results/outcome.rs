@@ -7,6 +7,7 @@ use std::collections::BTreeSet;
 use serde::Serialize;
 
 use crate::experiment::statistics::{Estimate, Summary, Verdict, Way};
+use crate::text::counted;
 
 #[derive(Debug, Clone, Default, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
@@ -38,6 +39,7 @@ pub struct Outcome {
     pub findings: Vec<Finding>,
     pub traffic: Vec<TrafficMatrix>,
     pub roles: Vec<RoleOutcome>,
+    pub tasks: Vec<TaskOutcome>,
     pub evidence: Vec<Evidence>,
     /// The runs that failed or are missing. No average contains them.
     pub lost: Vec<LostRun>,
@@ -77,15 +79,24 @@ pub struct Answer {
     pub missing: usize,
 }
 
+/// What a condition is called.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct ConditionName {
+    /// The scene and case, or the run of a Prometheus; empty if there is only one of them.
+    pub group: String,
+    /// What distinguishes the condition within its group; empty if nothing does.
+    pub name: String,
+    /// How its tasks ran, if that is known.
+    pub way: Option<Way>,
+}
+
 /// The runs of a condition.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct ConditionOutcome {
-    /// The scene and case; empty if the experiment has only one of each.
-    pub group: String,
-    /// What distinguishes the condition within its group.
-    pub name: String,
-    pub way: Option<Way>,
+    #[serde(flatten)]
+    pub condition: ConditionName,
     /// The runs that count.
     pub runs: Vec<RunValue>,
     /// The typical value of a run.
@@ -119,10 +130,9 @@ pub struct OtherFigure {
 #[derive(Debug, Clone, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct SpeedupCurve {
-    /// The scene; empty if the experiment has one.
-    pub group: String,
-    pub name: String,
-    pub way: Option<Way>,
+    /// The group is the scene.
+    #[serde(flatten)]
+    pub condition: ConditionName,
     /// By the number of workers.
     pub points: Vec<CurvePoint>,
 }
@@ -156,8 +166,6 @@ pub enum FindingKind {
     Throttled,
     /// Others run on exclusive CPUs.
     Interference,
-    /// Something else, said by the report of a Prometheus.
-    Other,
 }
 
 /// What stands out, over all repeats.
@@ -223,10 +231,8 @@ pub struct TrafficMatrix {
 #[derive(Debug, Clone, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct RoleOutcome {
-    pub group: String,
-    /// The condition within the group.
-    pub name: String,
-    pub way: Option<Way>,
+    #[serde(flatten)]
+    pub condition: ConditionName,
     pub role: String,
     pub tasks: usize,
     /// The CPUs that a task is given.
@@ -239,15 +245,38 @@ pub struct RoleOutcome {
     pub switches_per_second: Option<Summary>,
     /// Threads that could run and waited for a CPU, the mean of the tasks.
     pub threads_waiting: Option<Summary>,
+    /// Misses of the last-level cache for 1,000 instructions.
+    pub llc_misses_per_kiloinstruction: Option<Summary>,
+}
+
+/// What a task used in a scene and case, over the runs in all ways.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct TaskOutcome {
+    /// The scene and case, as in [`ConditionName`].
+    pub group: String,
+    /// The task, as in `ps 0`; the pod's name where no index is known.
+    pub task: String,
+    pub role: String,
+    pub nodes: BTreeSet<String>,
+    /// The share of the bytes of all parameter servers; `None` for other tasks, and where fewer than two servers are known.
+    pub share_of_servers: Option<Summary>,
+    /// The share of their CPU time.
+    pub share_of_servers_cpu: Option<Summary>,
+    pub sent_bytes_per_second: Option<Summary>,
+    pub received_bytes_per_second: Option<Summary>,
+    /// CPUs busy.
+    pub cpus_used: Option<Summary>,
+    /// Its own steps per second.
+    pub steps_per_second: Option<Summary>,
 }
 
 /// What shows that a condition's tasks were pinned and sized, or weren't.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Evidence {
-    pub group: String,
-    pub name: String,
-    pub way: Option<Way>,
+    #[serde(flatten)]
+    pub condition: ConditionName,
     /// The tasks of all runs that count.
     pub tasks: usize,
     /// How many of them had exclusive CPUs.
@@ -275,6 +304,19 @@ pub struct LostRun {
     pub reason: String,
 }
 
+// === impl ConditionName ===
+
+impl ConditionName {
+    /// The whole name.
+    pub fn words(&self) -> String {
+        match (self.group.as_str(), self.name.as_str()) {
+            (group, "") => group.to_owned(),
+            ("", name) => name.to_owned(),
+            (group, name) => format!("{group}, {name}"),
+        }
+    }
+}
+
 // === impl Fact ===
 
 impl Fact {
@@ -289,10 +331,10 @@ impl Fact {
 // === impl Finding ===
 
 impl Finding {
-    /// How often it was seen, in a sentence: over the repeats, and by way where the ways differ. Empty if nobody counted.
+    /// How often it was seen, in a sentence: over the repeats, and by way where the ways differ. Empty if there is only one run.
     pub fn frequency(&self) -> String {
-        if self.repeats == 0 {
-            return String::new();
+        if self.seen.iter().all(|seen| seen.way.is_empty()) {
+            return self.places();
         }
         let mut ways: Vec<(&str, usize, usize)> = Vec::new();
         for seen in &self.seen {
@@ -304,7 +346,11 @@ impl Finding {
                 None => ways.push((&seen.way, seen.seen, seen.runs)),
             }
         }
-        let repeats = format!("Seen in {} of {} repeats", self.repeats_seen, self.repeats);
+        let repeats = format!(
+            "Seen in {} of {}",
+            self.repeats_seen,
+            counted(self.repeats, "repeat")
+        );
         if ways.iter().all(|(_, many, runs)| many == runs) {
             return format!("{repeats}, in every run.");
         }
@@ -313,5 +359,19 @@ impl Finding {
             .map(|(way, many, runs)| format!("{way} {many} of {runs}"))
             .collect();
         format!("{repeats}; of the runs: {}.", ways.join(", "))
+    }
+
+    /// The runs in which it was seen, where each has a name.
+    fn places(&self) -> String {
+        let seen: Vec<&str> = self
+            .seen
+            .iter()
+            .filter(|seen| seen.seen > 0 && !seen.group.is_empty())
+            .map(|seen| seen.group.as_str())
+            .collect();
+        match seen.as_slice() {
+            [] => String::new(),
+            seen => format!("Seen in {}.", seen.join(" and ")),
+        }
     }
 }

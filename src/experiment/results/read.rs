@@ -79,7 +79,11 @@ impl Results {
                 );
                 return Err(mistake(&file, message));
             }
-            if run.steps_per_second.is_some_and(|value| value < 0.0) {
+            if run
+                .measured
+                .steps_per_second
+                .is_some_and(|value| value < 0.0)
+            {
                 return Err(mistake(&file, "stepsPerSecond is below 0".to_owned()));
             }
             match read.binary_search_by_key(&number, |run| run.planned.number) {

@@ -3,7 +3,9 @@
 use super::effect::Run;
 use super::plan::{BenchProgram, Way};
 use super::report::{BenchReport, Metric, design, values};
-use crate::experiment::results::{Comparisons, Evidence, Fact, Names, OtherFigure, Outcome};
+use crate::experiment::results::{
+    Comparisons, ConditionName, Evidence, Fact, Names, OtherFigure, Outcome,
+};
 use crate::experiment::statistics::{self, Condition, Summary};
 use crate::text::counted;
 
@@ -132,9 +134,11 @@ fn evidence(report: &BenchReport) -> Vec<Evidence> {
         let threads = runs.iter().filter_map(|run| run.thread_count);
         let threads: Vec<f64> = threads.map(|threads| threads as f64).collect();
         Some(Evidence {
-            group: String::new(),
-            name: statistics::Way::from(way).name().to_owned(),
-            way: Some(way.into()),
+            condition: ConditionName {
+                group: String::new(),
+                name: statistics::Way::from(way).name().to_owned(),
+                way: Some(way.into()),
+            },
             tasks: runs.len(),
             pinned: 0,
             pinned_known: 0,

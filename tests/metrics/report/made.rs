@@ -64,8 +64,10 @@ impl Series {
             if place.scene == "2" && place.case == "2" && (240..360).contains(&second) {
                 continue;
             }
+            // Pods of the same name in other cases and places are other pods.
+            let uid = format!("{}{}{role}{index}{:?}", place.scene, place.case, place.half);
             let info = format!(
-                "{pod},uid=\"u{role}{index}\",training_job=\"wide-deep\",role=\"{role}\",replica_index=\"{index}\""
+                "{pod},uid=\"{uid}\",training_job=\"wide-deep\",role=\"{role}\",replica_index=\"{index}\""
             );
             self.sample("pinfold_pod_info", &info, 1.0, at);
             if !socket_only {
@@ -150,7 +152,7 @@ impl Series {
 }
 
 /// When a pod is in a place.
-#[derive(Clone, Copy)]
+#[derive(Debug, Clone, Copy)]
 enum PodPeriod {
     Both,
     First,
@@ -226,6 +228,13 @@ pub(crate) fn series() -> String {
                 let mut places = vec![place(kind, index)];
                 places.extend(twice.then(|| by_name(kind, index)));
                 for place in places {
+                    // The agents are scraped after the run, too; in scene 1 case 2 that was forgotten.
+                    let is_lost = scene == "1" && case == "2";
+                    let after = if is_lost { 0 } else { 120 };
+                    for at in (start - 300..=start + LONG + after).step_by(SCRAPES as usize) {
+                        let shift = if place.again { 2 } else { 0 };
+                        all.sample("up", &place.target, 1.0, at + shift);
+                    }
                     let slot = format!(
                         "plan=\"p\",scene=\"{scene}\",case=\"{case}\",type=\"{kind}\",index=\"{index}\",{}",
                         place.target

@@ -2,7 +2,7 @@
 
 use super::names::{Names, Phrases};
 use crate::experiment::results::outcome::{
-    Answer, ConditionOutcome, CurvePoint, RunValue, SpeedupCurve,
+    Answer, ConditionName, ConditionOutcome, CurvePoint, RunValue, SpeedupCurve,
 };
 use crate::experiment::statistics::{
     Condition, Contrast, Design, Estimate, FEWEST_BLOCKS, Part, Question, Run, RunError, Verdict,
@@ -189,9 +189,7 @@ impl Comparisons<'_> {
                 .collect();
             let values: Vec<f64> = runs.iter().map(|run| run.value).collect();
             ConditionOutcome {
-                group: self.names.group(condition),
-                name: condition.way.name().to_owned(),
-                way: Some(condition.way),
+                condition: self.names.of_condition(condition),
                 estimate: Estimate::of(&values, self.design.confidence()),
                 runs,
                 planned: self.design.repeats(),
@@ -235,9 +233,11 @@ impl Comparisons<'_> {
                 speedup: point.speedup,
             });
             curves.push(SpeedupCurve {
-                group: self.names.scene(scene),
-                name: way.name().to_owned(),
-                way: Some(way),
+                condition: ConditionName {
+                    group: self.names.scene(scene),
+                    name: way.name().to_owned(),
+                    way: Some(way),
+                },
                 points: points.collect(),
             });
         }

@@ -2,122 +2,141 @@
 
 use std::collections::BTreeSet;
 
-use super::names::Names;
-use super::signs::{FigureName, IDLE, INTERFERENCE, SLOW_CPU, SLOW_STEPS, Sign, signs};
-use super::usage::RunsByCondition;
-use crate::experiment::report::{HOT, SAME_STEPS, THROTTLED};
-use crate::experiment::results::model::RunRecord;
-use crate::experiment::results::outcome::{Finding, FindingFigure, FindingKind, Seen};
-use crate::experiment::statistics::{Condition, Summary};
+use super::signs::{
+    FigureName, HOT, IDLE, INTERFERENCE, SAME_STEPS, SLOW_CPU, SLOW_STEPS, Sign, THROTTLED, signs,
+};
+use super::tasks::ConditionRuns;
+use crate::experiment::results::outcome::{
+    ConditionName, Finding, FindingFigure, FindingKind, Seen,
+};
+use crate::experiment::statistics::Summary;
 use crate::text::units;
 
 /// One big variable is the likely cause of a hot server if every other server has at most this part of its traffic. Many
 /// small variables would spread over the servers.
 const APART_FROM_OTHERS: f64 = 0.5;
 
-/// A sign with the run that has it.
-type SignOfRun<'a> = (Condition, &'a RunRecord, Sign);
+/// A sign, and where it was seen.
+struct SeenSign<'a> {
+    condition: &'a ConditionName,
+    repeat: usize,
+    sign: Sign,
+}
 
-/// The findings, the most frequent of each kind first.
-pub(super) fn findings(
-    runs: &RunsByCondition<'_>,
-    names: &Names,
+/// The findings, the most frequent of each kind first. Roles that are to stay on shared CPUs are not missing at exclusive ones.
+pub(crate) fn findings(
+    conditions: &[ConditionRuns<'_>],
     shared_roles: &BTreeSet<String>,
 ) -> Vec<Finding> {
-    let mut by_subject: Vec<Vec<SignOfRun>> = Vec::new();
-    let mut all: Vec<SignOfRun> = Vec::new();
-    for (condition, of_condition) in runs {
-        for &run in of_condition {
-            let signs = signs(run, condition.way.exclusive, shared_roles);
-            all.extend(signs.into_iter().map(|sign| (*condition, run, sign)));
-        }
-    }
-    for one in all {
-        let is_same = |known: &&mut Vec<SignOfRun>| {
-            known.first().is_some_and(|other| other.2.is_same(&one.2))
+    let mut by_subject: Vec<Vec<SeenSign>> = Vec::new();
+    for seen in all_signs(conditions, shared_roles) {
+        let is_same = |known: &&mut Vec<SeenSign>| {
+            let first = known.first();
+            first.is_some_and(|other| other.sign.is_same(&seen.sign))
         };
         match by_subject.iter_mut().find(is_same) {
-            Some(known) => known.push(one),
-            None => by_subject.push(vec![one]),
+            Some(known) => known.push(seen),
+            None => by_subject.push(vec![seen]),
         }
     }
-    let order = |one: &Finding| {
+    let mut findings: Vec<Finding> = by_subject
+        .iter()
+        .filter_map(|seen| finding(seen, conditions))
+        .collect();
+    findings.sort_by_key(|one| {
         let seen: usize = one.seen.iter().map(|seen| seen.seen).sum();
         (one.kind, std::cmp::Reverse(seen))
-    };
-    let mut findings: Vec<Finding> = Vec::new();
-    for signs in &by_subject {
-        if let Some((.., first)) = signs.first() {
-            let finding = finding(first.kind, first.subject.clone(), signs, runs, names);
-            let at = findings.partition_point(|other| order(other) <= order(&finding));
-            findings.insert(at, finding);
-        }
-    }
+    });
     findings
 }
 
-fn finding(
-    kind: FindingKind,
-    subject: String,
-    signs: &[SignOfRun<'_>],
-    runs: &RunsByCondition<'_>,
-    names: &Names,
-) -> Finding {
-    let mut values: Vec<(FigureName, Vec<f64>)> = Vec::new();
-    for (name, value) in signs.iter().flat_map(|(.., sign)| &sign.figures) {
-        match values.iter_mut().find(|(other, _)| other == name) {
-            Some((_, values)) => values.push(*value),
-            None => values.push((*name, vec![*value])),
+/// The signs of all runs.
+fn all_signs<'a>(
+    conditions: &'a [ConditionRuns<'_>],
+    shared_roles: &BTreeSet<String>,
+) -> Vec<SeenSign<'a>> {
+    let mut all = Vec::new();
+    for ConditionRuns {
+        name: condition,
+        runs,
+    } in conditions
+    {
+        let exclusive = condition.way.is_some_and(|way| way.exclusive);
+        for run in runs {
+            let signs = signs(run.measured, exclusive, shared_roles);
+            all.extend(signs.into_iter().map(|sign| SeenSign {
+                condition,
+                repeat: run.repeat,
+                sign,
+            }));
         }
     }
-    let summaries: Vec<(FigureName, Summary)> = values
-        .iter()
-        .filter_map(|(name, values)| Some((*name, Summary::of(values)?)))
-        .collect();
-    let blocks = |runs: &mut dyn Iterator<Item = &RunRecord>| {
-        let mut blocks: Vec<usize> = runs.filter_map(|run| run.planned.block).collect();
-        blocks.sort_unstable();
-        blocks.dedup();
-        blocks.len()
-    };
-    // A condition in which nothing was seen is named, too, if it has runs of the same scene and case: the comparison tells the cause.
-    let is_near = |one: &Condition| {
-        let mut signs = signs.iter();
-        signs.any(|(other, ..)| (one.scene, one.case) == (other.scene, other.case))
-    };
-    let seen = runs
-        .iter()
-        .filter(|(condition, runs)| !runs.is_empty() && is_near(condition))
-        .map(|(condition, of_condition)| Seen {
-            group: names.group(*condition),
-            way: condition.way.name().to_owned(),
-            seen: signs.iter().filter(|(of, ..)| of == condition).count(),
-            runs: of_condition.len(),
-        });
+    all
+}
+
+/// The finding that signs of the same thing make; `None` without signs.
+fn finding(signs: &[SeenSign<'_>], conditions: &[ConditionRuns<'_>]) -> Option<Finding> {
+    let Sign { kind, subject, .. } = &signs.first()?.sign;
+    let summaries = summaries(signs);
     let median = |name| {
         let mut known = summaries.iter();
         known
             .find(|(other, _)| *other == name)
             .map(|(_, summary)| summary.median)
     };
-    Finding {
-        sentence: sentence(kind, &subject, &median),
-        rule: rule(kind, &median),
-        remedy: remedy(kind, &median),
+    let repeats = |repeats: &mut dyn Iterator<Item = usize>| repeats.collect::<BTreeSet<_>>().len();
+    let all = conditions.iter().flat_map(|condition| &condition.runs);
+    let nodes = signs.iter().flat_map(|one| &one.sign.nodes);
+    Some(Finding {
+        kind: *kind,
+        sentence: sentence(*kind, subject, &median),
+        rule: rule(*kind, &median),
+        remedy: remedy(*kind, &median),
         figures: summaries
             .iter()
             .map(|(name, summary)| figure(*name, summary))
             .collect(),
-        nodes: signs
-            .iter()
-            .flat_map(|(.., sign)| sign.nodes.iter().cloned())
-            .collect(),
-        repeats_seen: blocks(&mut signs.iter().map(|(_, run, _)| *run)),
-        repeats: blocks(&mut runs.iter().flat_map(|(_, runs)| runs.iter().copied())),
-        seen: seen.collect(),
-        kind,
-        subject,
+        nodes: nodes.cloned().collect(),
+        repeats_seen: repeats(&mut signs.iter().map(|one| one.repeat)),
+        repeats: repeats(&mut all.map(|run| run.repeat)),
+        seen: seen(signs, conditions),
+        subject: subject.clone(),
+    })
+}
+
+/// Each figure of the signs over the runs in which it was seen.
+fn summaries(signs: &[SeenSign<'_>]) -> Vec<(FigureName, Summary)> {
+    let mut values: Vec<(FigureName, Vec<f64>)> = Vec::new();
+    for (name, value) in signs.iter().flat_map(|one| &one.sign.figures) {
+        match values.iter_mut().find(|(other, _)| other == name) {
+            Some((_, values)) => values.push(*value),
+            None => values.push((*name, vec![*value])),
+        }
     }
+    let summary = |(name, values): (_, Vec<f64>)| Some((name, Summary::of(&values)?));
+    values.into_iter().filter_map(summary).collect()
+}
+
+/// How often the signs were seen, by condition. One in which nothing was seen is named, too, if it has runs of the same scene and
+/// case, because the comparison tells the cause.
+fn seen(signs: &[SeenSign<'_>], conditions: &[ConditionRuns<'_>]) -> Vec<Seen> {
+    let is_near = |name: &ConditionName| {
+        let mut signs = signs.iter();
+        signs.any(|one| one.condition.group == name.group)
+    };
+    let near = conditions
+        .iter()
+        .filter(|condition| !condition.runs.is_empty() && is_near(&condition.name));
+    near.map(|condition| Seen {
+        group: condition.name.group.clone(),
+        way: condition.name.name.clone(),
+        seen: signs
+            .iter()
+            .filter(|one| *one.condition == condition.name)
+            .count(),
+        runs: condition.runs.len(),
+    })
+    .collect()
 }
 
 fn sentence(
@@ -162,7 +181,6 @@ fn sentence(
             "Others used {} of the time of {subject}",
             share(FigureName::InterferenceShare)
         ),
-        FindingKind::Other => subject.to_owned(),
     }
 }
 
@@ -198,15 +216,14 @@ fn rule(kind: FindingKind, median: &dyn Fn(FigureName) -> Option<f64>) -> String
             "others run in more than {} of the exclusive CPUs' time",
             units::percent(INTERFERENCE)
         ),
-        FindingKind::Other => String::new(),
     }
 }
 
 fn remedy(kind: FindingKind, median: &dyn Fn(FigureName) -> Option<f64>) -> String {
     let words = match kind {
         FindingKind::SharedSteps => {
-            "If the counter is global, take the steps of one worker only, for example with a pattern that only the chief's lines \
-             match. If each worker counts its own steps of a synchronous training, the sum is right and nothing is to do"
+            "If the counter is global, take the steps of one task only: with a pattern that only the chief's lines match, or with a \
+             metric's matchers. If each worker counts its own steps of a synchronous training, the sum is right and nothing is to do"
         }
         FindingKind::Unpinned => "Correct the named reason and repeat the runs of these conditions",
         FindingKind::HotServer => {
@@ -242,7 +259,6 @@ fn remedy(kind: FindingKind, median: &dyn Fn(FigureName) -> Option<f64>) -> Stri
             "Run pinfold doctor on the nodes, which names what runs there. With enforcement cpuset these may be daemons of the host; with \
              enforcement partition only kernel threads and interrupts are left, and the key cpuIsolation moves those away"
         }
-        FindingKind::Other => "",
     };
     words.to_owned()
 }

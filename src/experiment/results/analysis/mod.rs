@@ -1,25 +1,32 @@
 //! [`analyze`]: the results of an experiment as an [`Outcome`].
 
+mod balance;
 mod comparisons;
+mod evidence;
 mod findings;
 mod names;
 mod signs;
 mod tasks;
+mod traffic;
 mod usage;
 mod warnings;
 
 pub use comparisons::Comparisons;
 pub(crate) use comparisons::{change_of_margin, percent};
+pub(crate) use evidence::evidence;
+pub(crate) use findings::findings;
 pub use names::Names;
+pub(crate) use tasks::{ConditionRuns, CountedRun};
+pub(crate) use traffic::traffic;
+pub(crate) use usage::{roles, tasks};
 
 use std::collections::BTreeMap;
 
-use super::model::{Experiment, PlannedRun, RunRecord, StepSource};
-use super::outcome::{Fact, LostRun, Outcome};
+use super::model::{Experiment, PlannedRun, RunRecord, SceneFacts, StepSource};
+use super::outcome::{Answer, Fact, LostRun, Outcome};
 use super::read::Results;
 use crate::experiment::statistics::{Condition, Run, RunError};
 use crate::text::counted;
-use usage::RunsByCondition;
 
 /// What an experiment found. Runs that failed or are missing are named and enter no average.
 ///
@@ -29,15 +36,7 @@ pub fn analyze(results: &Results) -> Result<Outcome, RunError> {
     let Results { experiment, .. } = results;
     let names = Names::of(experiment);
     let runs: Vec<Run> = results.counting().filter_map(value).collect();
-    let by_condition: RunsByCondition = experiment
-        .design
-        .conditions()
-        .map(|condition| {
-            let runs = results.counting();
-            let runs = runs.filter(|run| run.planned.condition == condition);
-            (condition, runs.collect())
-        })
-        .collect();
+    let by_condition = by_condition(results, &names);
     let comparisons = Comparisons {
         design: &experiment.design,
         runs: &runs,
@@ -51,7 +50,16 @@ pub fn analyze(results: &Results) -> Result<Outcome, RunError> {
     let workers = |scene: usize| -> Vec<f64> {
         let scene = experiment.scenes.get(scene);
         let cases = scene.into_iter().flat_map(|scene| &scene.cases);
-        cases.map(usage::workers).collect()
+        cases.map(|case| f64::from(case.workers())).collect()
+    };
+    let is_emulated = warnings::caution(experiment).is_some();
+    // Whoever reads only one sentence must not take it for a result.
+    let cautious = |answer: Answer| match is_emulated {
+        true => Answer {
+            sentence: format!("On emulated CPUs, so not a result: {}", answer.sentence),
+            ..answer
+        },
+        false => answer,
     };
     Ok(Outcome {
         title: format!(
@@ -65,18 +73,40 @@ pub fn analyze(results: &Results) -> Result<Outcome, RunError> {
         confidence: experiment.design.confidence(),
         margin: experiment.design.margin(),
         caution: warnings::caution(experiment),
-        answers: comparisons.answers()?,
+        answers: comparisons.answers()?.into_iter().map(cautious).collect(),
         others: comparisons.others()?,
         conditions: comparisons.conditions(number),
         figures: Vec::new(),
         speedup: comparisons.speedup(workers)?,
-        findings: findings::findings(&by_condition, &names, &experiment.job.shared_roles),
-        traffic: usage::traffic(&by_condition, &names),
-        roles: usage::roles(experiment, &by_condition, &names),
-        evidence: usage::evidence(&by_condition, &names),
+        findings: findings(&by_condition, &experiment.job.shared_roles),
+        traffic: traffic(&by_condition),
+        roles: roles(&by_condition, &experiment.job.cpus),
+        tasks: tasks(&by_condition),
+        evidence: evidence(&by_condition),
         lost: lost(results, &names),
         warnings: warnings::warnings(results, &names),
     })
+}
+
+/// The runs that count, by condition.
+fn by_condition<'a>(results: &'a Results, names: &Names) -> Vec<ConditionRuns<'a>> {
+    let runs_of = |condition: Condition| {
+        let runs = results.counting();
+        let runs = runs.filter(move |run| run.planned.condition == condition);
+        runs.filter_map(|run| {
+            Some(CountedRun {
+                repeat: run.planned.block?,
+                measured: &run.measured,
+            })
+        })
+    };
+    let conditions = results.experiment.design.conditions();
+    conditions
+        .map(|condition| ConditionRuns {
+            name: names.of_condition(condition),
+            runs: runs_of(condition).collect(),
+        })
+        .collect()
 }
 
 /// The value of a run that counts.
@@ -84,7 +114,7 @@ fn value(run: &RunRecord) -> Option<Run> {
     Some(Run {
         block: run.planned.block?,
         condition: run.planned.condition,
-        value: run.steps_per_second?,
+        value: run.measured.steps_per_second?,
     })
 }
 
@@ -124,7 +154,8 @@ fn lost(results: &Results, names: &Names) -> Vec<LostRun> {
 fn summary(experiment: &Experiment, results: &Results) -> String {
     let planned = experiment.order.iter().filter(|run| run.block.is_some());
     format!(
-        "The training job {} ran in {} (every scene and case in every way), with {} of each, on {}. {} of {} planned runs count. {}.",
+        "The training job {} ran in {} (every scene and case in every way), with {} of each, on {}. A scene is a layout of the tasks on \
+         the nodes, a case a size of the job. {} of {} planned runs count. {}.",
         experiment.job.name,
         counted(experiment.design.conditions().count(), "condition"),
         counted(experiment.design.repeats(), "repeat"),
@@ -157,20 +188,6 @@ fn subject(experiment: &Experiment, results: &Results) -> Vec<Fact> {
     } = experiment;
     let cpus = job.cpus.iter().map(|(role, cpus)| format!("{role} {cpus}"));
     let cpus: Vec<String> = cpus.collect();
-    let layouts = scenes.iter().flat_map(|scene| {
-        scene.cases.iter().map(|case| {
-            let tasks = case.tasks.iter();
-            let tasks: Vec<String> = tasks.map(|(role, many)| format!("{many} {role}")).collect();
-            format!(
-                "scene {}, case {}: {} on {}",
-                scene.scene,
-                case.case,
-                tasks.join(" + "),
-                counted(case.servers, "node")
-            )
-        })
-    });
-    let layouts: Vec<String> = layouts.collect();
     let mut ways: Vec<String> = Vec::new();
     for condition in design.conditions() {
         let way = format!("{} ({})", condition.way.name(), condition.way.words());
@@ -188,7 +205,9 @@ fn subject(experiment: &Experiment, results: &Results) -> Vec<Fact> {
         Fact::new("Image", job.image.clone()),
         Fact::new("Command", job.command.join(" ")),
         Fact::new("CPUs of a task", cpus.join(", ")),
-        Fact::new("Layouts", layouts.join("; ")),
+    ];
+    facts.extend(layouts(scenes));
+    facts.extend([
         Fact::new("Ways", ways.join("; ")),
         Fact::new("Steps from", steps),
         Fact::new("Nodes", cluster_words(experiment)),
@@ -208,9 +227,24 @@ fn subject(experiment: &Experiment, results: &Results) -> Vec<Fact> {
             format!("{}, with Pinfold {}", experiment.began, experiment.version),
         ),
         Fact::new("Experiment", experiment.id.clone()),
-    ];
+    ]);
     facts.retain(|fact| !fact.value.is_empty());
     facts
+}
+
+/// Each scene with the layouts of its cases.
+fn layouts(scenes: &[SceneFacts]) -> Vec<Fact> {
+    let of = |scene: &SceneFacts| {
+        let cases = scene.cases.iter().filter(|case| case.servers > 0);
+        let cases: Vec<String> = cases
+            .map(|case| format!("case {}: {}", case.case, case.layout()))
+            .collect();
+        Fact::new(
+            &format!("Layout of scene {}", scene.scene),
+            cases.join(". "),
+        )
+    };
+    scenes.iter().map(of).collect()
 }
 
 /// The cluster in a line: how many nodes of which kind.

@@ -1,6 +1,7 @@
 //! [`Names`]: how an experiment's parts are called.
 
 use crate::experiment::results::model::Experiment;
+use crate::experiment::results::outcome::ConditionName;
 use crate::experiment::statistics::{Condition, Part, Question};
 
 /// The names of the scenes and cases. What there is only one of isn't named.
@@ -65,6 +66,15 @@ impl Names {
     pub fn group(&self, condition: Condition) -> String {
         let Condition { scene, case, .. } = condition;
         joined([self.scene(scene), self.case(scene, case)])
+    }
+
+    /// A condition's name, in parts.
+    pub fn of_condition(&self, condition: Condition) -> ConditionName {
+        ConditionName {
+            group: self.group(condition),
+            name: condition.way.name().to_owned(),
+            way: Some(condition.way),
+        }
     }
 
     /// The whole condition.

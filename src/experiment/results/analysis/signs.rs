@@ -2,12 +2,21 @@
 
 use std::collections::BTreeSet;
 
-use super::tasks::{Task, known, mean, share};
-use super::usage::{tasks_of, throttled};
-use crate::experiment::report::{Balance, HOT, LAGS, LEAST_TRAFFIC, THROTTLED, common_count};
-use crate::experiment::results::model::RunRecord;
+use super::balance::Balance;
+use super::tasks::{Task, known, mean, share, tasks_of, throttled};
+use super::usage::servers as balance_of_servers;
+use crate::experiment::results::model::MeasuredRun;
 use crate::experiment::results::outcome::FindingKind;
 use crate::experiment::statistics::quantile;
+
+/// A parameter server is hot from this many times the mean on, as for the alert PinfoldServerHotSpot.
+pub(super) const HOT: f64 = 1.5;
+
+/// Parameter servers that together move fewer bytes a second are not weighed.
+const LEAST_TRAFFIC: f64 = 10_000.0;
+
+/// A quota holds back from this part of its periods on, as for the alert PinfoldThrottled.
+pub(super) const THROTTLED: f64 = 0.05;
 
 /// Servers are idle if each carries less than this part of an equal share.
 pub(super) const IDLE: f64 = 0.1;
@@ -16,10 +25,16 @@ pub(super) const IDLE: f64 = 0.1;
 pub(super) const SLOW_STEPS: f64 = 0.8;
 
 /// And where no steps are known, below this part of the median worker's CPU time, as for the alert PinfoldWorkerLags.
-pub(super) const SLOW_CPU: f64 = LAGS;
+pub(super) const SLOW_CPU: f64 = 0.6;
 
 /// Others use exclusive CPUs noticeably from this part of their time on.
 pub(super) const INTERFERENCE: f64 = 0.02;
+
+/// Counts of steps that differ by at most this part are the same count.
+pub(super) const SAME_STEPS: f64 = 0.005;
+
+/// The fewest steps that tell whether workers count the same.
+const FEWEST_STEPS: f64 = 200.0;
 
 /// What stands out in a run.
 #[derive(Debug, Clone)]
@@ -66,7 +81,7 @@ impl Sign {
 
 /// The signs of a run that should have exclusive CPUs, or not.
 pub(super) fn signs(
-    run: &RunRecord,
+    run: &MeasuredRun,
     exclusive: bool,
     shared_roles: &BTreeSet<String>,
 ) -> Vec<Sign> {
@@ -84,7 +99,7 @@ pub(super) fn signs(
 
 /// Workers that start at different times and train at different speeds don't all make the same number of steps, so a common
 /// number is a common counter.
-fn shared_steps(run: &RunRecord) -> Option<Sign> {
+fn shared_steps(run: &MeasuredRun) -> Option<Sign> {
     let workers: Vec<Task> = Task::all(run).filter(|task| task.trains()).collect();
     let counts: Option<Vec<f64>> = workers
         .iter()
@@ -105,8 +120,18 @@ fn shared_steps(run: &RunRecord) -> Option<Sign> {
     })
 }
 
+/// The number of steps that several workers have in common, if they have: more than a few, and equal but for what passes between
+/// two looks.
+fn common_count(counts: &[f64]) -> Option<f64> {
+    let at = |share| quantile(counts, share);
+    let (least, middle, greatest) = (at(0.0)?, at(0.5)?, at(1.0)?);
+    let is_common =
+        counts.len() >= 2 && middle >= FEWEST_STEPS && greatest - least <= SAME_STEPS * middle;
+    is_common.then_some(middle)
+}
+
 /// Tasks without exclusive CPUs in a run that gives some, by the reason. Roles that are to stay on shared CPUs are none.
-fn unpinned(run: &RunRecord, shared_roles: &BTreeSet<String>) -> Vec<Sign> {
+fn unpinned(run: &MeasuredRun, shared_roles: &BTreeSet<String>) -> Vec<Sign> {
     let mut signs: Vec<Sign> = Vec::new();
     for task in Task::all(run).filter(|task| !shared_roles.contains(&task.record.role)) {
         let usage = &task.record.usage;
@@ -136,31 +161,27 @@ fn unpinned(run: &RunRecord, shared_roles: &BTreeSet<String>) -> Vec<Sign> {
 }
 
 /// The servers' traffic, if that of all is known and enough for a comparison.
-fn server_traffic(run: &RunRecord) -> Option<(Vec<Task<'_>>, Balance, f64)> {
+fn server_traffic(run: &MeasuredRun) -> Option<(Vec<Task<'_>>, Balance, f64)> {
     let servers: Vec<Task> = Task::all(run).filter(|task| task.is_server()).collect();
-    let loads: Option<Vec<(String, f64)>> = servers
-        .iter()
-        .map(|task| Some((task.name(), task.traffic()?)))
-        .collect();
     let rates: Option<Vec<f64>> = servers
         .iter()
         .map(|task| task.per_second(task.traffic()))
         .collect();
     let rate = rates?.iter().sum();
-    Some((servers, Balance::of(loads?)?, rate))
+    Some((
+        servers,
+        balance_of_servers(run, |task| task.traffic())?,
+        rate,
+    ))
 }
 
-fn hot_server(run: &RunRecord) -> Option<Sign> {
+fn hot_server(run: &MeasuredRun) -> Option<Sign> {
     let (servers, traffic, rate) = server_traffic(run)?;
     if rate < LEAST_TRAFFIC || traffic.max_over_mean < HOT {
         return None;
     }
     let hottest = traffic.hottest()?;
-    let cpu = servers
-        .iter()
-        .map(|task| Some((task.name(), known(task.record.usage.cpu_seconds)?)))
-        .collect::<Option<Vec<_>>>()
-        .and_then(Balance::of);
+    let cpu = balance_of_servers(run, |task| known(task.record.usage.cpu_seconds));
     let mut figures = vec![
         (FigureName::TrafficShare, hottest.share),
         (FigureName::TimesEqual, traffic.max_over_mean),
@@ -182,7 +203,7 @@ fn hot_server(run: &RunRecord) -> Option<Sign> {
     })
 }
 
-fn idle_servers(run: &RunRecord) -> Option<Sign> {
+fn idle_servers(run: &MeasuredRun) -> Option<Sign> {
     let (servers, traffic, rate) = server_traffic(run)?;
     let equal = 1.0 / servers.len() as f64;
     let idle = |task: &&Task| {
@@ -211,7 +232,7 @@ fn idle_servers(run: &RunRecord) -> Option<Sign> {
 }
 
 /// Workers that are much slower than the median: by their own steps, or else by their CPU time.
-fn stragglers(run: &RunRecord) -> Vec<Sign> {
+fn stragglers(run: &MeasuredRun) -> Vec<Sign> {
     let workers: Vec<Task> = tasks_of(run, "worker").collect();
     let by_steps: Option<Vec<f64>> = workers.iter().map(|task| task.step_rate()).collect();
     let (name, limit, values) = match by_steps {
@@ -241,7 +262,7 @@ fn stragglers(run: &RunRecord) -> Vec<Sign> {
     .collect()
 }
 
-fn throttled_roles(run: &RunRecord) -> Vec<Sign> {
+fn throttled_roles(run: &MeasuredRun) -> Vec<Sign> {
     let roles: BTreeSet<&str> = run.tasks.iter().map(|task| task.role.as_str()).collect();
     let over = roles.into_iter().filter_map(|role| {
         let share = throttled(run, role).filter(|share| *share > THROTTLED)?;
@@ -256,7 +277,7 @@ fn throttled_roles(run: &RunRecord) -> Vec<Sign> {
 }
 
 /// The exclusive CPUs' time that others used, over all tasks of the run.
-fn interference(run: &RunRecord) -> Option<Sign> {
+fn interference(run: &MeasuredRun) -> Option<Sign> {
     let of = |task: Task| {
         (
             task.record.usage.interference_seconds,

@@ -1,15 +1,28 @@
 //! What tasks used, from their records: rates, names, and the pod's place in the job.
 
-use crate::experiment::results::model::{RunRecord, TaskRecord};
+use crate::experiment::results::model::{MeasuredRun, TaskRecord};
+use crate::experiment::results::outcome::ConditionName;
 
 /// The parameter servers' role.
-pub(super) const PS: &str = "ps";
-
-/// Roles that train.
-pub(super) const TRAINING: [&str; 3] = ["worker", "chief", "master"];
+const PS: &str = "ps";
 
 /// The order of the roles; others follow.
-pub(super) const ORDER: [&str; 5] = [PS, "chief", "master", "worker", "evaluator"];
+pub(super) const ORDER: [&str; 6] = [PS, "chief", "master", "worker", "evaluator", "launcher"];
+
+/// A condition with the runs that count.
+#[derive(Debug, Clone)]
+pub(crate) struct ConditionRuns<'a> {
+    pub(crate) name: ConditionName,
+    pub(crate) runs: Vec<CountedRun<'a>>,
+}
+
+/// A run that counts.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct CountedRun<'a> {
+    /// The repeat, from 0.
+    pub(crate) repeat: usize,
+    pub(crate) measured: &'a MeasuredRun,
+}
 
 /// A task of a run, with what is computed from its record. A negative value in a record counts as unknown.
 #[derive(Debug, Clone, Copy)]
@@ -19,11 +32,14 @@ pub(super) struct Task<'a> {
     seconds: Option<f64>,
 }
 
+/// The place of a task in a list: its role's rank and name, its index, and its pod.
+pub(super) type TaskOrder<'a> = (usize, &'a str, Option<u32>, &'a str);
+
 // === impl Task ===
 
 impl<'a> Task<'a> {
     /// The tasks of a run.
-    pub(super) fn all(run: &'a RunRecord) -> impl Iterator<Item = Self> {
+    pub(super) fn all(run: &'a MeasuredRun) -> impl Iterator<Item = Self> {
         run.tasks.iter().map(|record| Self {
             record,
             seconds: record
@@ -34,9 +50,9 @@ impl<'a> Task<'a> {
         })
     }
 
-    /// The role with the index, as in `ps 0`.
+    /// As [`TaskRecord::name`].
     pub(super) fn name(self) -> String {
-        format!("{} {}", self.record.role, self.record.index)
+        self.record.name()
     }
 
     pub(super) fn is_server(self) -> bool {
@@ -44,14 +60,17 @@ impl<'a> Task<'a> {
     }
 
     pub(super) fn trains(self) -> bool {
-        TRAINING.contains(&self.record.role.as_str())
+        self.record.trains()
     }
 
-    /// The place in a list: by role and index.
-    pub(super) fn order(self) -> (usize, &'a str, u32) {
-        let role = self.record.role.as_str();
+    /// The place in a list: by role and index, and by pod where no index is known.
+    pub(super) fn order(self) -> TaskOrder<'a> {
+        let TaskRecord {
+            role, index, pod, ..
+        } = self.record;
         let rank = ORDER.iter().position(|one| *one == role);
-        (rank.unwrap_or(ORDER.len()), role, self.record.index)
+        let pod = if index.is_some() { "" } else { pod.as_str() };
+        (rank.unwrap_or(ORDER.len()), role, *index, pod)
     }
 
     /// An amount by the seconds in which it was used.
@@ -89,6 +108,27 @@ impl<'a> Task<'a> {
         let cpus = known(self.record.usage.exclusive_cpus).filter(|cpus| *cpus > 0.0)?;
         Some(cpus * self.seconds?)
     }
+}
+
+// === impl ConditionRuns ===
+
+impl<'a> ConditionRuns<'a> {
+    /// What was measured of the runs.
+    pub(super) fn measured(&self) -> impl Iterator<Item = &'a MeasuredRun> {
+        self.runs.iter().map(|run| run.measured)
+    }
+}
+
+pub(super) fn tasks_of<'a>(run: &'a MeasuredRun, role: &str) -> impl Iterator<Item = Task<'a>> {
+    Task::all(run).filter(move |task| task.record.role == role)
+}
+
+/// The share of a role's periods in which a quota ran out.
+pub(super) fn throttled(run: &MeasuredRun, role: &str) -> Option<f64> {
+    share(tasks_of(run, role).map(|task| {
+        let usage = &task.record.usage;
+        (usage.throttled_periods, usage.quota_periods)
+    }))
 }
 
 /// A value that can be true.

@@ -24,7 +24,11 @@ pub(super) fn warnings(results: &Results, names: &Names) -> Vec<String> {
     let Results { experiment, runs } = results;
     let mut warnings = about_nodes(&experiment.cluster.nodes);
     let counting: Vec<&RunRecord> = results.counting().collect();
-    let without: Vec<u32> = numbers(counting.iter().filter(|run| run.evidence.is_none()));
+    let without: Vec<u32> = numbers(
+        counting
+            .iter()
+            .filter(|run| run.measured.evidence.is_none()),
+    );
     if !without.is_empty() {
         warnings.push(format!(
             "Nobody could be asked about CPUs and traffic of {}, so the findings don't cover it",
@@ -33,7 +37,7 @@ pub(super) fn warnings(results: &Results, names: &Names) -> Vec<String> {
     }
     let pinned = |run: &&&RunRecord| {
         !run.planned.condition.way.exclusive
-            && Task::all(run).any(|task| task.is_pinned() == Some(true))
+            && Task::all(&run.measured).any(|task| task.is_pinned() == Some(true))
     };
     let pinned = numbers(counting.iter().filter(pinned));
     if !pinned.is_empty() {
@@ -43,7 +47,7 @@ pub(super) fn warnings(results: &Results, names: &Names) -> Vec<String> {
             run_list(&pinned)
         ));
     }
-    let restarted = |run: &&&RunRecord| run.tasks.iter().any(|task| task.restarts > 0);
+    let restarted = |run: &&&RunRecord| run.measured.tasks.iter().any(|task| task.restarts > 0);
     let restarted = numbers(counting.iter().filter(restarted));
     if !restarted.is_empty() {
         warnings.push(format!(
@@ -62,7 +66,7 @@ pub(super) fn warnings(results: &Results, names: &Names) -> Vec<String> {
     }
     let mut of_runs: Vec<(&str, Vec<u32>)> = Vec::new();
     for run in &counting {
-        for warning in &run.warnings {
+        for warning in &run.measured.warnings {
             let number = run.planned.number;
             match of_runs.iter_mut().find(|(other, _)| other == warning) {
                 Some((_, runs)) => runs.push(number),

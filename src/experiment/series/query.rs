@@ -1,13 +1,10 @@
-//! What a Prometheus is asked for a report, in PromQL.
+//! What a Prometheus is asked about runs, in PromQL.
 //!
-//! Counters are asked by `increase` and `rate` alone, which see through resets. An agent that two Prometheus scrape, or two
-//! jobs of one, has each series twice: what agrees in all but that is counted once (`max by`). What is summed up is answered
-//! by `instance`, so that [`Members`](super::Members) can tell a pod that moved from one of which two targets tell.
+//! Counters are asked by `increase` alone, which sees through resets. An agent that two Prometheus scrape, or two jobs of one,
+//! has each series twice: what agrees in all but that is counted once (`max by`). What is summed up is answered by `instance`,
+//! so that [`SeenJob`](super::SeenJob) can tell two agents from one that is scraped as two targets.
 
 use std::fmt::Write;
-
-/// The number of scrapes that a rate covers.
-pub const SCRAPES_OF_A_RATE: f64 = 4.0;
 
 /// Labels of the scraper, which say nothing about the scraped pod.
 const SCRAPER: &str = "job, service, endpoint, prometheus, prometheus_replica";
@@ -51,29 +48,44 @@ pub enum Measure {
     Periods,
     /// Periods in which the quota ran out.
     ThrottledPeriods,
-    /// Seconds held back by the quota.
-    ThrottledSeconds,
     /// Seconds in which threads waited for a CPU.
     RunDelay,
     /// Voluntary context switches.
     Voluntary,
     /// Involuntary context switches.
     Involuntary,
+    /// Seconds in which others ran on the task's exclusive CPUs.
+    Interference,
     /// Instructions.
     Instructions,
     /// Misses of the last-level cache.
     LlcMisses,
-    /// The average number of exclusive CPUs.
-    OwnedCpus,
-    /// Steps, from a named metric.
+    /// The most exclusive CPUs that it had at a time.
+    ExclusiveCpus,
+    /// The most threads that it had at a time.
+    Threads,
+    /// How many threads its CPUs call for.
+    ThreadsExpected,
+    /// Steps, from a metric that the user names.
     Steps,
+}
+
+/// What the labels of a family say about a task.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub enum TaskLabel {
+    /// Its exclusive CPUs as a list.
+    Cpus,
+    /// The agent's verdict on the thread count.
+    ThreadsVerdict,
+    /// Why it should have exclusive CPUs and hasn't.
+    NotPinned,
 }
 
 // === impl Measure ===
 
 impl Measure {
     /// All measures.
-    pub const ALL: [Self; 15] = [
+    pub const ALL: [Self; 17] = [
         Self::Sent,
         Self::Received,
         Self::SocketSent,
@@ -81,18 +93,20 @@ impl Measure {
         Self::Cpu,
         Self::Periods,
         Self::ThrottledPeriods,
-        Self::ThrottledSeconds,
         Self::RunDelay,
         Self::Voluntary,
         Self::Involuntary,
+        Self::Interference,
         Self::Instructions,
         Self::LlcMisses,
-        Self::OwnedCpus,
+        Self::ExclusiveCpus,
+        Self::Threads,
+        Self::ThreadsExpected,
         Self::Steps,
     ];
 
-    /// The metric family, the labels that identify a pod's series, and further matchers; `None` for steps, whose metric
-    /// the user names.
+    /// The metric family, the labels that identify a series of a pod, and further matchers; `None` for steps, whose metric the user
+    /// names.
     fn family(self) -> Option<(&'static str, &'static str, &'static str)> {
         const INTERFACE: &str = "namespace, pod, interface, instance";
         const POD: &str = "namespace, pod, instance";
@@ -106,11 +120,6 @@ impl Measure {
             Self::Periods => ("pinfold_container_cpu_periods_total", CONTAINER, ""),
             Self::ThrottledPeriods => (
                 "pinfold_container_cpu_throttled_periods_total",
-                CONTAINER,
-                "",
-            ),
-            Self::ThrottledSeconds => (
-                "pinfold_container_cpu_throttled_seconds_total",
                 CONTAINER,
                 "",
             ),
@@ -129,11 +138,41 @@ impl Measure {
                 CONTAINER,
                 ",kind=\"involuntary\"",
             ),
+            Self::Interference => (
+                "pinfold_container_interference_cpu_seconds_total",
+                CONTAINER,
+                "",
+            ),
             Self::Instructions => ("pinfold_container_instructions_total", CONTAINER, ""),
             Self::LlcMisses => ("pinfold_container_llc_misses_total", CONTAINER, ""),
-            Self::OwnedCpus => ("pinfold_pod_owned_cpus", POD, ""),
+            Self::ExclusiveCpus => ("pinfold_container_cpus_assigned", CONTAINER, ""),
+            Self::Threads => ("pinfold_container_threads", CONTAINER, ""),
+            Self::ThreadsExpected => ("pinfold_container_threads_expected", CONTAINER, ""),
             Self::Steps => return None,
         })
+    }
+
+    /// Whether it only grows. Of the others the greatest value of a time counts.
+    pub(super) fn is_counter(self) -> bool {
+        !matches!(
+            self,
+            Self::ExclusiveCpus | Self::Threads | Self::ThreadsExpected
+        )
+    }
+}
+
+// === impl TaskLabel ===
+
+impl TaskLabel {
+    pub const ALL: [Self; 3] = [Self::Cpus, Self::ThreadsVerdict, Self::NotPinned];
+
+    /// The metric family, whose value is 1 where it holds, and the label.
+    pub fn family(self) -> (&'static str, &'static str) {
+        match self {
+            Self::Cpus => ("pinfold_container_cpuset_info", "cpus"),
+            Self::ThreadsVerdict => ("pinfold_container_threads_verdict", "verdict"),
+            Self::NotPinned => ("pinfold_pod_not_pinned", "reason"),
+        }
     }
 }
 
@@ -274,8 +313,7 @@ pub fn reaches_back(step: u64) -> u64 {
     step.max(LOOKS_BACK)
 }
 
-/// The tasks' pods, asked each `step` seconds; the value is when each was last scraped, the labels say what it is and what slot
-/// its node has.
+/// The tasks' pods, asked each `step` seconds; the value is when each was last scraped, the labels say what it is.
 ///
 /// A pod and a slot belong together when the same agent, and so the same target, tells of both.
 pub fn presence(subject: &Subject, step: u64) -> String {
@@ -284,7 +322,7 @@ pub fn presence(subject: &Subject, step: u64) -> String {
         // A time times 1 stays the time.
         let _ = write!(
             query,
-            " * on (instance) group_left (type, index) group by (instance, type, index) ({slot})"
+            " * on (instance) group_left () group by (instance) ({slot})"
         );
     }
     if step > CLOSEST {
@@ -297,14 +335,10 @@ pub fn presence(subject: &Subject, step: u64) -> String {
     query
 }
 
-/// The query for the number of scrapes of each pod within `seconds`.
-pub fn scrapes(namespace: &str, pods: &[&str], seconds: u64) -> String {
-    let (namespace, pods) = (quoted(namespace), one_of(pods.iter().copied()));
-    // A restarted pod has new series of the same target.
-    format!(
-        "max by (pod) (sum without (uid, training_job, role, replica_index, qos, host_network) \
-         (count_over_time(pinfold_pod_info{{namespace={namespace},pod=~{pods}}}[{seconds}s])))"
-    )
+/// When each target was scraped last with success, so that a pod that ended can be told from one whose agent was lost.
+pub fn scraped(targets: &[&str]) -> String {
+    let up = format!("up{{instance=~{}}}", one_of(targets.iter().copied()));
+    format!("max by (instance) (timestamp({up}) and {up} == 1)")
 }
 
 /// The pods of a query.
@@ -321,11 +355,14 @@ pub struct QueriedPods<'a> {
 // === impl QueriedPods ===
 
 impl QueriedPods<'_> {
-    /// The query for the values of `function` over `seconds`, by pod.
-    fn query(&self, measure: Measure, function: &str, seconds: u64) -> Option<String> {
-        let namespace = quoted(self.namespace);
-        let pods = one_of(self.names.iter().copied());
-        let own = format!("namespace={namespace},pod=~{pods}");
+    /// The query for a measure over `seconds`, by pod and target; `None` for steps without a metric.
+    pub fn total(&self, measure: Measure, seconds: u64) -> Option<String> {
+        let own = self.matchers();
+        let function = if measure.is_counter() {
+            "increase"
+        } else {
+            "max_over_time"
+        };
         let Some((family, labels, more)) = measure.family() else {
             let StepMetric { name, matchers } = self.steps?;
             let matchers = if matchers.is_empty() {
@@ -337,29 +374,31 @@ impl QueriedPods<'_> {
                 "sum by (namespace, pod) (max without ({SCRAPER}) ({function}({name}{{{matchers}}}[{seconds}s])))"
             ));
         };
+        let over_containers = if measure.is_counter() { "sum" } else { "max" };
         Some(format!(
-            "sum by (namespace, pod, instance) (max by ({labels}) ({function}({family}{{{own}{more}}}[{seconds}s])))"
+            "{over_containers} by (namespace, pod, instance) (max by ({labels}) ({function}({family}{{{own}{more}}}[{seconds}s])))"
         ))
     }
 
-    /// The query for the total over `seconds`; `None` for steps without a metric.
-    pub fn total(&self, measure: Measure, seconds: u64) -> Option<String> {
-        let function = if measure == Measure::OwnedCpus {
-            "avg_over_time"
-        } else {
-            "increase"
-        };
-        self.query(measure, function, seconds)
+    /// The query for the bytes to each other pod over `seconds`.
+    pub fn peers(&self, seconds: u64) -> String {
+        let own = self.matchers();
+        format!(
+            "sum by (pod, peer_pod, instance) (max by (pod, peer_namespace, peer_pod, instance) \
+             (increase(pinfold_peer_transmit_bytes_total{{{own}}}[{seconds}s])))"
+        )
     }
 
-    /// The query for the average per second over `seconds`.
-    pub fn curve(&self, measure: Measure, seconds: u64) -> Option<String> {
-        let function = if measure == Measure::OwnedCpus {
-            "avg_over_time"
-        } else {
-            "rate"
-        };
-        self.query(measure, function, seconds)
+    /// The query for a label's values over `seconds`, each with the number of scrapes in which it held.
+    pub fn label(&self, label: TaskLabel, seconds: u64) -> String {
+        let (own, (family, name)) = (self.matchers(), label.family());
+        format!("max by (pod, {name}) (sum_over_time({family}{{{own}}}[{seconds}s])) > 0")
+    }
+
+    fn matchers(&self) -> String {
+        let namespace = quoted(self.namespace);
+        let pods = one_of(self.names.iter().copied());
+        format!("namespace={namespace},pod=~{pods}")
     }
 }
 
@@ -388,8 +427,8 @@ mod tests {
             scene: text("2"),
             case: text("1"),
         };
-        let joined = "timestamp(pinfold_pod_info{namespace=\"t\",training_job!=\"\"}) * on (instance) group_left (type, index) \
-             group by (instance, type, index) (pinfold_scene_info{scene=\"2\",case=\"1\"})";
+        let joined = "timestamp(pinfold_pod_info{namespace=\"t\",training_job!=\"\"}) * on (instance) group_left () \
+             group by (instance) (pinfold_scene_info{scene=\"2\",case=\"1\"})";
         assert_eq!(presence(&all, 15), joined);
         assert_eq!(
             presence(&all, 90),
@@ -441,10 +480,30 @@ mod tests {
             .total(Measure::Steps, 60),
             None
         );
+        let own = r#"namespace="t",pod=~"ps-0|w\\.1|ü–x""#;
         assert_eq!(
-            pods.curve(Measure::Sent, 8).unwrap(),
-            "sum by (namespace, pod, instance) (max by (namespace, pod, interface, instance) \
-             (rate(pinfold_pod_network_transmit_bytes_total{namespace=\"t\",pod=~\"ps-0|w\\\\.1|ü–x\"}[8s])))"
+            pods.total(Measure::Sent, 8).unwrap(),
+            format!(
+                "sum by (namespace, pod, instance) (max by (namespace, pod, interface, instance) \
+                 (increase(pinfold_pod_network_transmit_bytes_total{{{own}}}[8s])))"
+            )
+        );
+        assert_eq!(
+            pods.total(Measure::Threads, 8).unwrap(),
+            format!(
+                "max by (namespace, pod, instance) (max by (namespace, pod, container, instance) \
+                 (max_over_time(pinfold_container_threads{{{own}}}[8s])))"
+            )
+        );
+        assert_eq!(
+            pods.label(TaskLabel::NotPinned, 8),
+            format!(
+                "max by (pod, reason) (sum_over_time(pinfold_pod_not_pinned{{{own}}}[8s])) > 0"
+            )
+        );
+        assert_eq!(
+            scraped(&["10.0.0.1:9630", "n2"]),
+            r#"max by (instance) (timestamp(up{instance=~"10\\.0\\.0\\.1\\:9630|n2"}) and up{instance=~"10\\.0\\.0\\.1\\:9630|n2"} == 1)"#
         );
     }
 
