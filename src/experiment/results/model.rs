@@ -315,7 +315,7 @@ impl CaseFacts {
             let kind = group.kind.as_ref();
             let kind = kind.map_or_else(String::new, |kind| format!(" of type {kind}"));
             let nodes = counted(group.servers, "node");
-            format!("{nodes}{kind} {each} {}", counts(&group.per_node))
+            format!("{nodes}{kind}{each} {}", counts(&group.per_node))
         };
         let groups = self.groups.iter().filter(|group| group.servers > 0);
         if groups.clone().all(|group| !group.per_node.is_empty()) && groups.clone().count() > 0 {
