@@ -51,8 +51,10 @@ pub fn change(ratio: f64) -> String {
         return "over +9900 %".to_owned();
     }
     let percent = (ratio - 1.0) * 100.0;
-    // No change is 0, never -0.
-    let percent = if percent.abs() < 0.5 { 0.0 } else { percent };
+    // No change has no sign.
+    if percent.abs() < 0.5 {
+        return "0 %".to_owned();
+    }
     format!("{percent:+.0} %")
 }
 
@@ -126,7 +128,7 @@ mod tests {
         );
         assert_eq!(
             [0.5, 0.997, 1.0, 1.12, 99.0, 1e6].map(change),
-            ["-50 %", "+0 %", "+0 %", "+12 %", "+9800 %", "over +9900 %"]
+            ["-50 %", "0 %", "0 %", "+12 %", "+9800 %", "over +9900 %"]
         );
         assert_eq!(change_span(0.98, 1.15), "-2 to +15 %");
     }

@@ -44,13 +44,13 @@ fn known_effects_are_named_and_nothing_else() {
                 .contains("with 95 % confidence (6 repeats)")
             && exclusive
                 .certainty
-                .contains("or more would have been named in 8 of 10 such experiments"),
+                .contains("or more, 8 of 10 such experiments would have found it"),
         "{exclusive:?}"
     );
     let scene = answer(&outcome, "Scene 2 against scene 1");
     assert!(
         scene.sentence.contains("no difference that matters")
-            && scene.sentence.contains("-9 to +10 %"),
+            && scene.certainty.contains("-9 to +10 %"),
         "{scene:?}"
     );
     // Parts of the questions have intervals and no verdicts.
@@ -60,6 +60,13 @@ fn known_effects_are_named_and_nothing_else() {
             .others
             .iter()
             .all(|one| one.verdict.is_none() && one.estimate.is_some())
+    );
+    let next = outcome.next.join("\n");
+    assert!(
+        next.starts_with(
+            "Give the tasks exclusive CPUs: with exclusive CPUs, the job is 24 % faster."
+        ) && next.contains("See below what to do about this: ps 0 is hot"),
+        "{next}"
     );
     let efficiency = outcome.speedup[0].points[1].efficiency.unwrap();
     assert!((0.65..0.8).contains(&efficiency), "{efficiency}");
@@ -143,6 +150,17 @@ fn emulated_nodes_are_named_first() {
         first.contains("The times mean nothing: the CPUs of all 20 nodes are emulated"),
         "{text}"
     );
+    // Whoever reads a single answer, or only what to do, is warned, too.
+    let answers = outcome.answers.iter();
+    for answer in answers {
+        let warning = "On emulated CPUs, so not a result: ";
+        assert!(
+            answer.sentence.starts_with(warning) && answer.advice.is_empty(),
+            "{answer:?}"
+        );
+    }
+    let first = &outcome.next[0];
+    assert!(first.contains("again on nodes with real CPUs"), "{first}");
 }
 
 #[test]
@@ -152,5 +170,6 @@ fn no_name_of_others_means_anything_in_markdown() {
         ..Made::default()
     });
     let text = outcome_markdown(&outcome);
-    assert!(text.starts_with("# a\\|b\\<script>\\*x\\*"), "{text}");
+    let title = "# Training job a\\|b\\<script>\\*x\\* in";
+    assert!(text.starts_with(title), "{text}");
 }

@@ -63,7 +63,7 @@ fn a_straggler_is_found_where_it_lagged() {
     assert_eq!(slow.nodes.iter().collect::<Vec<_>>(), ["node-15"]);
     assert_eq!(
         slow.frequency(),
-        "Seen in 5 of 6 repeats; of the runs: usual 10 of 12, sized 10 of 12, exclusive 0 of 12, both 0 of 12."
+        "Seen in 5 of 6 repeats. In runs of each way: usual 10 of 12, sized 10 of 12, exclusive 0 of 12, both 0 of 12."
     );
 }
 
@@ -79,8 +79,8 @@ fn throttling_is_found_by_role() {
     assert_eq!(
         throttled,
         [
-            "The CPU quota holds the ps tasks back in 11.0 % of the periods",
-            "The CPU quota holds the worker tasks back in 11.0 % of the periods"
+            "The CPU quota holds the ps tasks back: they use it up in 11.0 % of its periods",
+            "The CPU quota holds the worker tasks back: they use it up in 11.0 % of its periods"
         ]
     );
 }

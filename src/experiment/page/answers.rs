@@ -6,11 +6,14 @@ use super::html::{Cell, table, text};
 use super::plot::{PlotRow, dot, interval, plot};
 use super::scale::Scale;
 use crate::experiment::results::{Answer, Finding, Outcome, change_of_margin, percent};
-use crate::experiment::statistics::{FEWEST_BLOCKS, Verdict};
+use crate::experiment::statistics::{Estimate, FEWEST_BLOCKS, Verdict};
 use crate::text::{counted, units};
 
 /// A table with more rows is folded.
 const MANY_ROWS: usize = 12;
+
+/// More comparisons without verdicts are folded.
+const FEW_COMPARISONS: usize = 8;
 
 /// The verdicts, first as sentences, then drawn on a common axis.
 pub(super) fn answers(outcome: &Outcome) -> String {
@@ -23,9 +26,14 @@ pub(super) fn answers(outcome: &Outcome) -> String {
     }
     for answer in &outcome.answers {
         let (badge, class) = badge(answer, outcome);
+        let void = if outcome.caution.is_some() {
+            " void"
+        } else {
+            ""
+        };
         let _ = writeln!(
             html,
-            "<article class=\"answer\"><h3><span class=\"badge {class}\">{badge}</span>{}</h3><p class=\"say\">{}</p>\
+            "<article class=\"answer{void}\"><h3><span class=\"badge {class}\">{badge}</span>{}</h3><p class=\"say\">{}</p>\
              <p class=\"soft\">{}</p></article>",
             text(&answer.title),
             text(&answer.sentence),
@@ -35,9 +43,26 @@ pub(super) fn answers(outcome: &Outcome) -> String {
     html + &forest(&outcome.answers, outcome)
 }
 
+/// What to do next.
+pub(super) fn next(outcome: &Outcome) -> String {
+    if outcome.next.is_empty() {
+        return String::new();
+    }
+    let steps = outcome.next.iter();
+    let steps: String = steps
+        .map(|step| format!("<li>{}</li>\n", text(step)))
+        .collect();
+    format!("<ol>\n{steps}</ol>\n")
+}
+
 /// The comparisons without verdicts.
 pub(super) fn others(outcome: &Outcome) -> String {
-    forest(&outcome.others, outcome)
+    let all = forest(&outcome.others, outcome);
+    if outcome.others.len() <= FEW_COMPARISONS {
+        return all;
+    }
+    let comparisons = counted(outcome.others.len(), "comparison");
+    format!("<details><summary>Show {comparisons}</summary>\n{all}</details>\n")
 }
 
 /// The verdict in a word, with its class. Times that mean nothing have none.
@@ -217,24 +242,33 @@ pub(super) fn legend(outcome: &Outcome) -> String {
     let bar = "<line class=\"iv w3\" x1=\"2\" x2=\"32\" y1=\"10\" y2=\"10\"/><line class=\"mean w3\" x1=\"17\" x2=\"17\" y1=\"2\" y2=\"18\"/>";
     let range = "<line class=\"range w3\" x1=\"2\" x2=\"32\" y1=\"10\" y2=\"10\"/>";
     let band = "<rect class=\"band\" x=\"2\" y=\"1\" width=\"30\" height=\"18\"/><line class=\"zero\" x1=\"17\" x2=\"17\" y1=\"1\" y2=\"19\"/>";
+    let compared = outcome.answers.iter().chain(&outcome.others);
+    let estimates = outcome.conditions.iter().map(|one| one.estimate);
+    let estimates = compared.map(|one| one.estimate).chain(estimates);
+    let estimates: Vec<Estimate> = estimates.flatten().collect();
+    let has_interval = estimates.iter().any(|one| one.confidence.is_some());
+    let has_range = estimates
+        .iter()
+        .any(|one| one.confidence.is_none() && one.values > 1);
+    let when = |shown: bool, key: String| if shown { key } else { String::new() };
     [
         "<ul class=\"key\" id=\"legend\">\n".to_owned(),
         key(dot, "a run; in comparisons, a repeat"),
-        key(
+        when(has_interval, key(
             bar,
             &format!(
                 "typical value with its {confidence} interval, in which the true value lies in {confidence} of such experiments"
             ),
-        ),
-        key(
+        )),
+        when(has_range, key(
             range,
             &format!("fewer than {FEWEST_BLOCKS} repeats: only the range of the runs"),
-        ),
+        )),
         key(
             band,
             &format!(
-                "no change, and around it the band ({margin}) that was fixed beforehand as too small to matter; its sides are a factor \
-                 and its inverse, as on the whole axis"
+                "no change, and around it the band ({margin}) that was fixed beforehand as too small to matter: what its left side takes \
+                 away, its right side gives back"
             ),
         ),
         "</ul>\n".to_owned(),

@@ -17,6 +17,11 @@ pub(super) fn text(words: &str) -> String {
             '>' => text.push_str("&gt;"),
             '"' => text.push_str("&quot;"),
             '\'' => text.push_str("&#39;"),
+            // A number and its sign stay on one line.
+            '%' if text.ends_with(' ') => {
+                text.pop();
+                text.push_str("\u{a0}%");
+            }
             letter => text.push(letter),
         }
     }

@@ -105,6 +105,7 @@ fn compared(outcome: &Outcome) -> Vec<Section> {
             "",
             answers::answers(outcome) + &answers::legend(outcome),
         ),
+        section("next", "What to do next", "", answers::next(outcome)),
         section(
             "findings",
             "What stands out",
@@ -154,7 +155,8 @@ fn measured(outcome: &Outcome) -> Vec<Section> {
             "cpus",
             "CPU use by role",
             "A bar is how many CPUs a task of the role kept busy, as the mean of its tasks: that of the run in the middle, with lines \
-             at the runs with the least and the most. The pale bar behind it is what a task was given.",
+             at the runs with the least and the most. The pale bar behind it is what a task was given. A CPU limit is a quota in each \
+             of the kernel's periods, which have 100 ms as a rule.",
             usage::roles(outcome),
         ),
         section(
@@ -166,7 +168,8 @@ fn measured(outcome: &Outcome) -> Vec<Section> {
         section(
             "evidence",
             "Pinned and sized",
-            "What the agents saw. Tasks are counted over all runs that count: 8 tasks in 3 repeats are 24.",
+            "What the agents on the nodes saw. A task counts once in every run of the condition. All its threads are more than those in \
+             pools where the program has helpers.",
             usage::evidence(&outcome.evidence),
         ),
         section("setup", "What ran on what", "", setup(outcome)),

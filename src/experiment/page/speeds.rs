@@ -132,7 +132,7 @@ fn drawing(curves: &[SpeedupCurve]) -> String {
         let y = up.above(*value, CURVE) + 8.0;
         let _ = write!(
             svg,
-            "<line class=\"grid\" x1=\"0\" x2=\"100%\" y1=\"{y:.1}\" y2=\"{y:.1}\"/><text x=\"0\" y=\"{:.1}\">{} times</text>",
+            "<line class=\"grid\" x1=\"0\" x2=\"100%\" y1=\"{y:.1}\" y2=\"{y:.1}\"/><text x=\"0\" y=\"{:.1}\">{} ×</text>",
             y - 3.0,
             mark(*value)
         );
@@ -303,8 +303,8 @@ fn in_words(curves: &[SpeedupCurve]) -> String {
             text(&curve.condition.name)
         );
     }
-    html + "<li><svg height=\"16\" aria-hidden=\"true\"><line class=\"ideal\" x1=\"0\" x2=\"34\" y1=\"8\" y2=\"8\"/></svg>ideal: twice as many workers are \
-            twice as fast</li>\n</ul>\n"
+    html + "<li><svg height=\"16\" aria-hidden=\"true\"><line class=\"ideal\" x1=\"0\" x2=\"34\" y1=\"8\" y2=\"8\"/></svg>ideal: n times as many workers \
+            are n times as fast</li>\n</ul>\n"
 }
 
 pub(super) fn capital(text: &str) -> String {

@@ -42,8 +42,8 @@ fn shares(servers: &[&TaskOutcome]) -> String {
     plot(
         &rows,
         &scale,
-        "share of the servers' bytes",
-        |share| format!("{:.0} %", 100.0 * share),
+        "share of the servers' bytes in percent",
+        |share| format!("{:.0}", 100.0 * share),
         None,
     )
 }
@@ -53,10 +53,7 @@ fn share(server: &TaskOutcome, scale: &Scale, equal: f64) -> Option<PlotRow> {
     let mut drawing = bar(share.median, scale, "w3", 14.0);
     drawing += &upright(scale.at(equal), (-14.0, 14.0), "zero");
     let cpu = server.share_of_servers_cpu.map_or_else(String::new, |cpu| {
-        format!(
-            "<small>{} of their CPU time</small>",
-            units::percent(cpu.median)
-        )
+        format!("<small>CPU time: {}</small>", units::percent(cpu.median))
     });
     let sent = server.sent_bytes_per_second;
     let sent = sent.map_or_else(String::new, |sent| {

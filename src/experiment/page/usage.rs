@@ -130,7 +130,7 @@ fn figures(group: &[RoleOutcome]) -> String {
         &[
             "role, way",
             "threads waiting for a CPU",
-            "time slots in which the CPU limit was used up",
+            "periods with the quota used up",
             "context switches per second",
             "misses of the last-level cache in 1,000 instructions",
         ],
@@ -268,7 +268,10 @@ pub(super) fn evidence(evidence: &[Evidence]) -> String {
                 Cell::number(pinned),
                 number(one.threads),
                 number(one.threads_expected),
-                Cell::words(&verdicts.join(", ")),
+                Cell::words(match verdicts.join(", ").as_str() {
+                    "" => NONE,
+                    verdicts => verdicts,
+                }),
                 Cell::words(&one.cpus.join("; ")),
             ]
         })
@@ -280,7 +283,7 @@ pub(super) fn evidence(evidence: &[Evidence]) -> String {
             "condition",
             "tasks with exclusive CPUs",
             "threads of a task",
-            "expected",
+            "expected in pools",
             "the agents' verdicts",
             "CPUs in the first run",
         ],

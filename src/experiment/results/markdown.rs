@@ -39,6 +39,9 @@ pub fn outcome_markdown(outcome: &Outcome) -> String {
             inline(&answer.title)
         );
     }
+    let mut next = String::new();
+    list(&mut next, outcome.next.iter().cloned());
+    section(&mut text, "What to do next", &next);
     section(&mut text, "What stands out", &findings(&outcome.findings));
     section(&mut text, "Runs that don't count", &lost(outcome));
     let mut warnings = String::new();

@@ -13,7 +13,8 @@ mod read;
 
 pub use analysis::{Comparisons, Names, analyze};
 pub(crate) use analysis::{
-    ConditionRuns, CountedRun, change_of_margin, evidence, findings, percent, roles, tasks, traffic,
+    ConditionRuns, CountedRun, change_of_margin, evidence, findings, next_steps, percent, roles,
+    tasks, traffic,
 };
 pub use markdown::outcome_markdown;
 pub(crate) use model::TRAINING;

@@ -30,6 +30,8 @@ pub struct Outcome {
     pub caution: Option<String>,
     /// The primary questions, which have verdicts.
     pub answers: Vec<Answer>,
+    /// What to do next, in sentences.
+    pub next: Vec<String>,
     /// Further comparisons, without verdicts.
     pub others: Vec<Answer>,
     pub conditions: Vec<ConditionOutcome>,
@@ -69,6 +71,8 @@ pub struct Answer {
     pub sentence: String,
     /// How sure the answer is: the interval or range, and the smallest effect that would have shown.
     pub certainty: String,
+    /// What to do; empty if nothing follows.
+    pub advice: String,
     /// The ratio of the measure with the factor to that without.
     pub estimate: Option<Estimate>,
     /// The smallest ratio above 1 that 80 of 100 such experiments would name.
@@ -358,7 +362,7 @@ impl Finding {
         let ways: Vec<String> = ways
             .map(|(way, many, runs)| format!("{way} {many} of {runs}"))
             .collect();
-        format!("{repeats}; of the runs: {}.", ways.join(", "))
+        format!("{repeats}. In runs of each way: {}.", ways.join(", "))
     }
 
     /// The runs in which it was seen, where each has a name.

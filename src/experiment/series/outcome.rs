@@ -9,7 +9,7 @@ use super::time::time;
 use crate::experiment::results::{
     Answer, ConditionName, ConditionOutcome, ConditionRuns, CountedRun, CurvePoint, Fact, Finding,
     FindingKind, MeasuredRun, Outcome, RunValue, SpeedupCurve, TaskRecord, evidence, findings,
-    roles, tasks, traffic,
+    next_steps, roles, tasks, traffic,
 };
 use crate::experiment::statistics::{Estimate, USUAL_MARGIN};
 use crate::text::{counted, units};
@@ -67,7 +67,7 @@ pub fn outcome(
         .collect();
     let conditions: Vec<ConditionRuns> = runs.iter().map(condition).collect();
     let findings = findings(&conditions, &BTreeSet::new());
-    Ok(Outcome {
+    let outcome = Outcome {
         title: format!("Training of {}", jobs(observed)),
         summary: format!(
             "What a Prometheus knows of {}. There are no verdicts, because a single run of each can't tell an effect from chance; \
@@ -92,6 +92,10 @@ pub fn outcome(
         evidence: evidence(&conditions),
         warnings: warnings(&runs, notes),
         ..Outcome::default()
+    };
+    Ok(Outcome {
+        next: next_steps(&outcome),
+        ..outcome
     })
 }
 
@@ -276,6 +280,7 @@ fn pair(
         verdict: None,
         sentence: sentence + ".",
         certainty: "One run of each can't tell whether that is chance.".to_owned(),
+        advice: String::new(),
         estimate: ratio.and_then(single),
         smallest_effect: None,
         ratios: ratio.into_iter().collect(),

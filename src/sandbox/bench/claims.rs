@@ -184,7 +184,7 @@ mod tests {
         let [pinning, speed, switches] = report.claims.as_slice() else {
             unreachable!("three claims")
         };
-        assert_eq!(pinning.here, "no effect (+0 to +0 %; 1 % would show)");
+        assert_eq!(pinning.here, "no effect (0 to 0 %; 1 % would show)");
         let but = pinning.but.join("\n");
         for says in [
             "had no limits",

@@ -4,7 +4,7 @@ use super::effect::Run;
 use super::plan::{BenchProgram, Way};
 use super::report::{BenchReport, Metric, design, values};
 use crate::experiment::results::{
-    Comparisons, ConditionName, Evidence, Fact, Names, OtherFigure, Outcome,
+    Comparisons, ConditionName, Evidence, Fact, Names, OtherFigure, Outcome, next_steps,
 };
 use crate::experiment::statistics::{self, Condition, Summary};
 use crate::text::counted;
@@ -36,7 +36,7 @@ fn outcome(report: &BenchReport) -> anyhow::Result<Outcome> {
             .map(|(metric, reason)| format!("{} is not measured: {reason}", metric.name(step))),
     );
     warnings.extend(found.notes.iter().cloned());
-    Ok(Outcome {
+    let outcome = Outcome {
         title: format!("Effect of pinning and sizing: {}", work(report)),
         summary: report.compared.join(" "),
         subject: subject(report),
@@ -51,6 +51,10 @@ fn outcome(report: &BenchReport) -> anyhow::Result<Outcome> {
         evidence: evidence(report),
         warnings,
         ..Outcome::default()
+    };
+    Ok(Outcome {
+        next: next_steps(&outcome),
+        ..outcome
     })
 }
 

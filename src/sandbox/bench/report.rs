@@ -334,7 +334,7 @@ pub(super) mod tests {
                 "no effect (-1 to +1 %; 3 % would show)",
             ),
             // A part of a question has no verdict.
-            (&quiet, Comparison::PinnedHost, None, "+0 % (-1 to +1 %)"),
+            (&quiet, Comparison::PinnedHost, None, "0 % (-1 to +1 %)"),
         ] {
             assert_eq!(said(report, comparison), (verdict, words.to_owned()));
         }

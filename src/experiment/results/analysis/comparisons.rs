@@ -90,6 +90,7 @@ impl Comparisons<'_> {
             verdict: contrast.verdict,
             sentence: self.sentence(contrast, &phrases),
             certainty: self.certainty(contrast),
+            advice: self.advice(contrast),
             title: phrases.title,
             estimate: contrast.estimate,
             smallest_effect: contrast.smallest_effect,
@@ -120,18 +121,42 @@ impl Comparisons<'_> {
                  run as too small to matter."
             ),
             Some(Verdict::More | Verdict::Less) => format!("{with}, the job is {amount}."),
-            Some(Verdict::NoEffect) => format!(
-                "{factor} {makes} no difference that matters: if there is one, it lies within {matters}, which was fixed before the first \
-                 run as too small to matter."
-            ),
+            Some(Verdict::NoEffect) => format!("{factor} {makes} no difference that matters."),
             Some(Verdict::NotDistinguishable) => format!(
                 "{factor} may or may not make a difference: these runs can't tell, and more repeats would."
             ),
             Some(Verdict::TooFew) => format!(
-                "{with}, the job was {amount} in the median of {}: too few for a verdict.",
+                "{with}, the job was {amount} in the middle one of {}: too few for a verdict.",
                 counted(estimate.values, "repeat")
             ),
             None => format!("{with}, the job was {amount}."),
+        }
+    }
+
+    /// What to do about a verdict; empty if nothing follows from it.
+    fn advice(&self, contrast: &Contrast) -> String {
+        let faster = match contrast.verdict {
+            Some(Verdict::More) => true,
+            Some(Verdict::Less) => false,
+            _ => return String::new(),
+        };
+        match (contrast.question, faster) {
+            (Question::Exclusive, true) => "Give the tasks exclusive CPUs".to_owned(),
+            (Question::Exclusive, false) => "Leave the tasks on shared CPUs".to_owned(),
+            (Question::Sized, true) => "Let Pinfold set the thread counts".to_owned(),
+            (Question::Sized, false) => "Keep the program's own thread counts".to_owned(),
+            // The two single questions say more.
+            (Question::Both, _) => String::new(),
+            (Question::Scene(scene), true) => {
+                format!("Use the layout of {}", self.names.scene(scene))
+            }
+            (Question::Scene(scene), false) => {
+                format!(
+                    "Use the layout of {} rather than that of {}",
+                    self.names.scene(0),
+                    self.names.scene(scene)
+                )
+            }
         }
     }
 
@@ -151,15 +176,21 @@ impl Comparisons<'_> {
                     counted(used, "repeat")
                 ),
                 None => format!(
-                    "The repeats range from {} to {}; an interval needs {FEWEST_BLOCKS} repeats.",
+                    "The repeats range from {} to {}; how sure that is can be said from {FEWEST_BLOCKS} repeats on.",
                     units::change(one.low),
                     units::change(one.high)
                 ),
             },
         };
+        if contrast.verdict == Some(Verdict::NoEffect) {
+            text += &format!(
+                " That is within {}, which was fixed before the first run as too small to matter.",
+                change_of_margin(self.design.margin())
+            );
+        }
         if let Some(smallest) = contrast.smallest_effect {
             text += &format!(
-                " A real difference of {} or more would have been named in 8 of 10 such experiments.",
+                " Had there been a real difference of {} or more, 8 of 10 such experiments would have found it.",
                 smallest_words(smallest)
             );
         }

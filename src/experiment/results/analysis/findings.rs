@@ -174,7 +174,7 @@ fn sentence(
             }
         ),
         FindingKind::Throttled => format!(
-            "The CPU quota holds the {subject} back in {} of the periods",
+            "The CPU quota holds the {subject} back: they use it up in {} of its periods",
             share(FigureName::ThrottledShare)
         ),
         FindingKind::Interference => format!(

@@ -5,6 +5,7 @@ mod comparisons;
 mod evidence;
 mod findings;
 mod names;
+mod next;
 mod signs;
 mod tasks;
 mod traffic;
@@ -16,6 +17,7 @@ pub(crate) use comparisons::{change_of_margin, percent};
 pub(crate) use evidence::evidence;
 pub(crate) use findings::findings;
 pub use names::Names;
+pub(crate) use next::next_steps;
 pub(crate) use tasks::{ConditionRuns, CountedRun};
 pub(crate) use traffic::traffic;
 pub(crate) use usage::{roles, tasks};
@@ -57,13 +59,14 @@ pub fn analyze(results: &Results) -> Result<Outcome, RunError> {
     let cautious = |answer: Answer| match is_emulated {
         true => Answer {
             sentence: format!("On emulated CPUs, so not a result: {}", answer.sentence),
+            advice: String::new(),
             ..answer
         },
         false => answer,
     };
-    Ok(Outcome {
+    let outcome = Outcome {
         title: format!(
-            "{} in the scenes of {}",
+            "Training job {} in the scenes of plan {}",
             experiment.job.name, experiment.plan
         ),
         summary: summary(experiment, results),
@@ -85,6 +88,11 @@ pub fn analyze(results: &Results) -> Result<Outcome, RunError> {
         evidence: evidence(&by_condition),
         lost: lost(results, &names),
         warnings: warnings::warnings(results, &names),
+        ..Outcome::default()
+    };
+    Ok(Outcome {
+        next: next_steps(&outcome),
+        ..outcome
     })
 }
 
@@ -150,19 +158,18 @@ fn lost(results: &Results, names: &Names) -> Vec<LostRun> {
     all
 }
 
-/// What ran on what, in a sentence.
+/// What ran on what, in sentences.
 fn summary(experiment: &Experiment, results: &Results) -> String {
     let planned = experiment.order.iter().filter(|run| run.block.is_some());
     format!(
-        "The training job {} ran in {} (every scene and case in every way), with {} of each, on {}. A scene is a layout of the tasks on \
-         the nodes, a case a size of the job. {} of {} planned runs count. {}.",
-        experiment.job.name,
+        "The job ran in {}: every scene (a layout of the tasks on the nodes) and every case (a size of the job) in every way. The ways \
+         are {}. Each condition was to run in {}, on {}; {} of {} planned runs count.",
         counted(experiment.design.conditions().count(), "condition"),
+        ways_in_words(experiment).join("; "),
         counted(experiment.design.repeats(), "repeat"),
         cluster_words(experiment),
         results.counting().count(),
         planned.count(),
-        ways_in_words(experiment).join("; ")
     )
 }
 
@@ -170,7 +177,7 @@ fn summary(experiment: &Experiment, results: &Results) -> String {
 fn ways_in_words(experiment: &Experiment) -> Vec<String> {
     let mut ways: Vec<String> = Vec::new();
     for condition in experiment.design.conditions() {
-        let way = format!("{} is {}", condition.way.name(), condition.way.words());
+        let way = format!("{} ({})", condition.way.name(), condition.way.words());
         if !ways.contains(&way) {
             ways.push(way);
         }
@@ -188,13 +195,7 @@ fn subject(experiment: &Experiment, results: &Results) -> Vec<Fact> {
     } = experiment;
     let cpus = job.cpus.iter().map(|(role, cpus)| format!("{role} {cpus}"));
     let cpus: Vec<String> = cpus.collect();
-    let mut ways: Vec<String> = Vec::new();
-    for condition in design.conditions() {
-        let way = format!("{} ({})", condition.way.name(), condition.way.words());
-        if !ways.contains(&way) {
-            ways.push(way);
-        }
-    }
+    let ways = ways_in_words(experiment);
     let steps = match &experiment.steps {
         StepSource::Lines { pattern } => format!("lines of the workers' logs that match {pattern}"),
         StepSource::Metric { name } => format!("the counter {name}"),

@@ -123,7 +123,7 @@ impl Names {
                 "make",
             ),
             Question::Both => (
-                "Exclusive CPUs and thread counts that fit against neither".to_owned(),
+                "Exclusive CPUs and thread counts that fit against the usual way".to_owned(),
                 "With exclusive CPUs and thread counts that fit".to_owned(),
                 "Exclusive CPUs and thread counts that fit together".to_owned(),
                 "make",
