@@ -14,7 +14,7 @@ use crate::host::pod_resources::{CpuManager, PodResources};
 use crate::host::topology::{HotplugFiles, HotplugState};
 use crate::host::{proc::Proc, topology};
 use crate::pin::decide::{DecisionContext, default_reserved};
-use crate::pin::{Enforcement, EnforcementCause, Ledger, Observed, Scan};
+use crate::pin::{Enforcement, EnforcementCause, Ledger, Observed, PodAssignment, Scan};
 use crate::pod::{
     Capacity, CapacityInput, ObjectName, RecognizedPod, ThreadBasis, ThreadEnvironment,
     ThreadPolicy, thread_environment,
@@ -336,7 +336,10 @@ pub fn capacity(
     (topology, reserved): (&Topology, &CpuSet),
     ledger: &Ledger,
 ) -> Capacity {
-    let owners = ledger.assignments.values();
+    let all = |of: fn(&PodAssignment) -> CpuSet| {
+        let cpus = ledger.assignments.values().map(of);
+        cpus.fold(CpuSet::new(), |all, cpus| all.union(&cpus))
+    };
     let online = &topology.online;
     Capacity::new(&CapacityInput {
         online,
@@ -346,7 +349,8 @@ pub fn capacity(
         preference: config.cpus.cores,
         single_cores: config.policy.single_cores,
         shared_minimum: config.shared_minimum,
-        idle: owners.map(|owner| owner.idle.len()).sum(),
+        owned: &all(PodAssignment::usable),
+        idle: &all(|pod| pod.idle.clone()),
     })
 }
 

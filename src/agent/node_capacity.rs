@@ -68,6 +68,7 @@ impl NodeCapacity {
             lost,
             ..
         } = snapshot;
+        let idle = idle(snapshot);
         Some(Capacity::new(&CapacityInput {
             online,
             available: &online.difference(withheld).difference(lost),
@@ -76,7 +77,8 @@ impl NodeCapacity {
             preference: self.preference,
             single_cores: self.single_cores,
             shared_minimum: self.shared_minimum,
-            idle: idle(snapshot).len(),
+            owned: &snapshot.exclusive.difference(&idle),
+            idle: &idle,
         }))
     }
 

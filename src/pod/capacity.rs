@@ -24,8 +24,10 @@ pub struct CapacityInput<'a> {
     /// Whether pods may ask for a single CPU of each core.
     pub single_cores: bool,
     pub shared_minimum: SharedMinimum,
-    /// How many siblings are kept idle now.
-    pub idle: usize,
+    /// The CPUs that containers own now.
+    pub owned: &'a CpuSet,
+    /// The siblings that are kept idle now.
+    pub idle: &'a CpuSet,
 }
 
 /// How many CPUs a node can give exclusively.
@@ -40,7 +42,9 @@ pub struct Capacity {
     pub shared_minimum: usize,
     /// How many of these are idle siblings now, which the scheduler counts and nobody can use.
     pub idle: usize,
-    /// The most CPUs that containers without a preference can own together.
+    /// How many free CPUs are on cores that others own in part, on a node whose containers share no core by default.
+    pub fragments: usize,
+    /// The most CPUs that containers can own together: those that have some now, and further ones without a preference.
     pub assignable: usize,
     /// The most CPUs that containers with `pinfold.io/cores: single` can own together; `None` if the node's cores have one CPU
     /// each, or if pods may not ask for that.
@@ -109,24 +113,19 @@ impl Capacity {
         );
         // One CPU stays shared where no reserved CPU is.
         let shared = shared_minimum.max(usize::from(reserved.is_empty()));
-        let room = free.len().min(cpus.saturating_sub(shared));
-        let sizes = input.cores.iter().filter(|core| core.is_subset(&free));
-        let mut sizes: Vec<usize> = sizes.map(CpuSet::len).filter(|size| *size > 0).collect();
-        sizes.sort_unstable();
-        let single = most(sizes.iter(), room).0;
-        let assignable = match input.preference {
-            Cores::Preferred => room.saturating_sub(input.idle),
-            Cores::Whole => most(sizes.iter().rev(), room.saturating_sub(input.idle)).1,
-            Cores::Single => single,
-        };
+        let none = CpuSet::new();
+        let single = further(input, &free, shared, Cores::Single, &none).cpus;
+        let taken = input.owned.union(input.idle);
+        let more = further(input, &free, shared, input.preference, &taken);
         let has_siblings = input.cores.iter().any(|core| core.len() > 1);
         let asked = input.single_cores && has_siblings && input.preference != Cores::Single;
         let mut capacity = Self {
             cpus,
             reserved: reserved.len(),
             shared_minimum,
-            idle: input.idle,
-            assignable,
+            idle: input.idle.len(),
+            fragments: more.fragments,
+            assignable: input.owned.len() + more.cpus,
             single: asked.then_some(single),
             online: input.online.len(),
             system_cpus: CpuSet::new(),
@@ -222,6 +221,9 @@ impl Capacity {
             let plural = if self.idle == 1 { "" } else { "s" };
             parts.push(format!("{} idle sibling{plural}", self.idle));
         }
+        if self.fragments > 0 {
+            parts.push(format!("{} on partly owned cores", self.fragments));
+        }
         let parts = match parts.is_empty() {
             true => String::new(),
             false => format!(" ({})", parts.join(", ")),
@@ -249,6 +251,47 @@ impl AllocatableSource {
             Self::Given => "allocatable, as given",
         }
     }
+}
+
+/// CPUs for further containers.
+struct Further {
+    /// How many can be given.
+    cpus: usize,
+    /// How many are free, but on cores of which others own a part.
+    fragments: usize,
+}
+
+/// How many CPUs further containers can get, where `shared` CPUs must stay and those in `taken` are owned or idle.
+fn further(
+    input: &CapacityInput<'_>,
+    free: &CpuSet,
+    shared: usize,
+    preference: Cores,
+    taken: &CpuSet,
+) -> Further {
+    let free = free.difference(taken);
+    let room = input
+        .available
+        .difference(taken)
+        .len()
+        .saturating_sub(shared);
+    if preference == Cores::Preferred {
+        return Further {
+            cpus: free.len().min(room),
+            fragments: 0,
+        };
+    }
+    let whole = input.cores.iter().filter(|core| core.is_subset(&free));
+    let mut sizes: Vec<usize> = whole.map(CpuSet::len).filter(|size| *size > 0).collect();
+    sizes.sort_unstable();
+    let cpus = match preference {
+        Cores::Single => most(sizes.iter(), room).0,
+        _ => most(sizes.iter().rev(), room).1,
+    };
+    let broken = |core: &&CpuSet| !core.is_disjoint(taken);
+    let fragments = input.cores.iter().filter(broken);
+    let fragments = fragments.map(|core| core.intersection(&free).len()).sum();
+    Further { cpus, fragments }
 }
 
 /// How many of the cores fit, in this order, and how many CPUs they have.

@@ -254,7 +254,8 @@ pub(crate) fn page() -> Page {
         preference: Cores::Preferred,
         single_cores: true,
         shared_minimum: SharedMinimum::default(),
-        idle: 0,
+        owned: &snapshot.exclusive,
+        idle: &CpuSet::new(),
     });
     let allocatable = Allocatable {
         millicores: 3920,

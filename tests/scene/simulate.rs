@@ -237,12 +237,12 @@ fn a_task_without_enough_exclusive_cpus_has_a_reason() {
     ] {
         assert_eq!(simulated(more).0, Some(code), "{more:?}");
     }
-    // Tasks on shared CPUs need none, and neither do those with a part of a CPU.
+    // Tasks on shared CPUs need none.
     let folder = tempfile::tempdir().unwrap();
     let job = folder.path().join("job.yaml");
     for text in [
         "pin: false\n",
-        "roles: {worker: {limits: {cpu: 900m, memory: 1Gi}}}\n",
+        "roles: {worker: {pin: false, limits: {cpu: 900m, memory: 1Gi}}}\n",
     ] {
         fs::write(&job, text).unwrap();
         let job = job.to_str().unwrap();

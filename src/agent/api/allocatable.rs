@@ -82,7 +82,7 @@ mod tests {
             };
             async { answer }
         };
-        let (sender, mut received) = watch::channel(None);
+        let (sender, mut received) = watch::channel(None::<Allocatable>);
         let begun = tokio::time::Instant::now();
         let seen = async {
             let mut seen = Vec::new();

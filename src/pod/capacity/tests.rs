@@ -8,7 +8,8 @@ struct TestNode {
     reserved: CpuSet,
     preference: Cores,
     minimum: SharedMinimum,
-    idle: usize,
+    owned: CpuSet,
+    idle: CpuSet,
 }
 
 fn node(cores: u32, threads: u32) -> TestNode {
@@ -30,7 +31,8 @@ fn on(topology: Topology) -> TestNode {
         topology,
         preference: Cores::Preferred,
         minimum: SharedMinimum::default(),
-        idle: 0,
+        owned: CpuSet::new(),
+        idle: CpuSet::new(),
     }
 }
 
@@ -44,7 +46,8 @@ impl TestNode {
             preference: self.preference,
             single_cores: true,
             shared_minimum: self.minimum,
-            idle: self.idle,
+            owned: &self.owned,
+            idle: &self.idle,
         })
     }
 
@@ -124,7 +127,7 @@ fn withheld_and_idle_cpus_are_not_given() {
     machine.available = CpuSet::new();
     assert_eq!(machine.capacity().assignable, 0);
     let mut machine = node(8, 2);
-    machine.idle = 3;
+    (machine.owned, machine.idle) = ("2,4,6".parse().unwrap(), "3,5,7".parse().unwrap());
     assert_eq!(machine.capacity().assignable, 11);
     let finding = machine.reserving(2000);
     assert_eq!(finding.kubelet_reserve, Some(5));
@@ -133,8 +136,30 @@ fn withheld_and_idle_cpus_are_not_given() {
         "{}",
         finding.sentence
     );
-    machine.idle = 99;
-    assert_eq!(machine.capacity().assignable, 0);
+    // What containers own now counts, even if they would not get it now.
+    (machine.owned, machine.idle) = ("0-15".parse().unwrap(), CpuSet::new());
+    assert_eq!(machine.capacity().assignable, 16);
+}
+
+/// Containers on parts of cores leave siblings that a node which gives only whole cores can't use.
+#[test]
+fn fragments_count_where_cores_are_not_shared() {
+    let mut machine = node(8, 2);
+    machine.owned = "2,4,6-7".parse().unwrap();
+    for (preference, assignable, fragments) in [
+        (Cores::Preferred, 14, 0),
+        (Cores::Whole, 4 + 8, 2),
+        (Cores::Single, 4 + 4, 2),
+    ] {
+        machine.preference = preference;
+        let capacity = machine.capacity();
+        assert_eq!(
+            (capacity.assignable, capacity.fragments),
+            (assignable, fragments)
+        );
+    }
+    let words = machine.capacity().in_words();
+    assert!(words.contains("2 on partly owned cores"), "{words}");
 }
 
 /// With what the remedy says, the same node has nothing to complain about.

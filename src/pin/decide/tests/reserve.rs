@@ -376,3 +376,38 @@ fn no_container_moves_for_one_that_the_minimum_refuses() {
     };
     assert_eq!([moved("0"), moved("50%")], [true, false]);
 }
+
+/// What `doctor` and `status` promise is what pods get.
+#[test]
+fn the_capacity_is_what_decisions_give() {
+    use crate::cpu::Cores;
+    use crate::pod::{Capacity, CapacityInput};
+
+    for (preference, each) in [(Cores::Preferred, 1), (Cores::Whole, 2), (Cores::Single, 1)] {
+        for minimum in ["0", "5%", "3", "25%", "30%", "7", "99%", "100%"] {
+            let mut node = TestNode::new(machine(), set("0-1"));
+            node.shared_minimum = minimum.parse().unwrap();
+            node.preferences.cores = preference;
+            let pods = recognized((0..16).map(|number| app(&format!("p{number}"), each)));
+            let decisions = decide(&node.input(&pods), &Ledger::default());
+            let given = decisions
+                .containers
+                .iter()
+                .filter_map(|one| one.cpus.as_ref());
+            let given: usize = given.map(CpuSet::len).sum();
+            let none = CpuSet::new();
+            let capacity = Capacity::new(&CapacityInput {
+                online: &node.topology.online,
+                available: &node.topology.online,
+                reserved: &node.reserved,
+                cores: &node.topology.cores(),
+                preference,
+                single_cores: true,
+                shared_minimum: node.shared_minimum,
+                owned: &none,
+                idle: &none,
+            });
+            assert_eq!(capacity.assignable, given, "{preference:?} {minimum}");
+        }
+    }
+}
