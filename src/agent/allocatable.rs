@@ -14,7 +14,6 @@ use crate::cluster::own_node;
 use crate::cpu::CpuSet;
 use crate::pod::quantity::cpu_millis;
 use crate::pod::{Allocatable, AllocatableSource};
-use crate::text::document;
 
 /// The usual places of the kubelet's configuration, below the root: of kubeadm, and of Amazon's images.
 const KUBELET_CONFIGS: [&str; 3] = [
@@ -24,7 +23,7 @@ const KUBELET_CONFIGS: [&str; 3] = [
 ];
 
 /// The longest configuration that is read, in bytes.
-const LONGEST: usize = 1 << 20;
+const LONGEST: u64 = 1 << 20;
 
 /// How long a command waits for the API server.
 const PATIENCE: Duration = Duration::from_secs(3);
@@ -49,22 +48,25 @@ pub fn of_kubelet_config(root: &Path, online: &CpuSet) -> Option<Allocatable> {
 }
 
 fn read(file: &Path) -> Option<String> {
-    let file = File::open(file).ok()?;
-    // A pipe in place of the file would never end.
+    // Opening a pipe in place of the file would never end.
     if !file.metadata().ok()?.is_file() {
         return None;
     }
     let mut text = String::new();
-    let limit = u64::try_from(LONGEST).unwrap_or(u64::MAX);
-    file.take(limit).read_to_string(&mut text).ok()?;
+    File::open(file)
+        .ok()?
+        .take(LONGEST)
+        .read_to_string(&mut text)
+        .ok()?;
     Some(text)
 }
 
 fn by_config(text: &str, online: &CpuSet) -> Option<Allocatable> {
-    let (documents, _) = document::read::<KubeletConfig>(text, LONGEST).ok()?;
-    let is_kubelets =
-        |config: &KubeletConfig| config.kind.as_deref() == Some("KubeletConfiguration");
-    let config = documents.into_iter().find(is_kubelets)?;
+    // JSON is YAML, too.
+    let config: KubeletConfig = serde_saphyr::from_str(text).ok()?;
+    if config.kind.as_deref() != Some("KubeletConfiguration") {
+        return None;
+    }
     let listed: CpuSet = match config.reserved_system_cpus.as_deref() {
         Some(list) => list.parse().ok()?,
         None => CpuSet::new(),

@@ -3,6 +3,7 @@
 use std::fmt;
 use std::str::FromStr;
 
+use serde::de::{Error, Visitor};
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
 /// How many CPUs exclusive assignments leave to everybody else, the reserved ones included.
@@ -86,20 +87,29 @@ impl Serialize for SharedMinimum {
 
 impl<'de> Deserialize<'de> for SharedMinimum {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        #[derive(Deserialize)]
-        #[serde(
-            untagged,
-            expecting = "a number of CPUs, like 4, or a share of them, like 10%"
-        )]
-        enum Written {
-            Number(u32),
-            Text(String),
+        struct Written;
+
+        impl Visitor<'_> for Written {
+            type Value = SharedMinimum;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("a number of CPUs, like 4, or a share of them, like 10%")
+            }
+
+            fn visit_u64<E: Error>(self, cpus: u64) -> Result<SharedMinimum, E> {
+                self.visit_str(&cpus.to_string())
+            }
+
+            fn visit_i64<E: Error>(self, cpus: i64) -> Result<SharedMinimum, E> {
+                self.visit_str(&cpus.to_string())
+            }
+
+            fn visit_str<E: Error>(self, text: &str) -> Result<SharedMinimum, E> {
+                text.parse().map_err(E::custom)
+            }
         }
 
-        match Written::deserialize(deserializer)? {
-            Written::Number(cpus) => Ok(Self::Cpus(cpus)),
-            Written::Text(text) => text.parse().map_err(serde::de::Error::custom),
-        }
+        deserializer.deserialize_any(Written)
     }
 }
 
