@@ -204,6 +204,139 @@ fn plan_for_programs() {
     assert_eq!(plan["shared"], web["cpus"]);
 }
 
+/// Pods of 4 CPUs that train, with more annotations.
+fn workers(count: usize, cpus: usize, annotations: &str) -> String {
+    let worker = |number: usize| {
+        format!(
+            "apiVersion: v1
+kind: Pod
+metadata:
+  name: worker-{number}
+  namespace: train
+  annotations: {{pinfold.io/cpus: exclusive{annotations}}}
+spec:
+  containers:
+  - name: main
+    image: tf
+    resources: {{limits: {{cpu: {cpus}, memory: 1Gi}}}}
+"
+        )
+    };
+    (0..count).map(worker).collect::<Vec<_>>().join("---\n")
+}
+
+/// The trap of a new user: ten pods of 4 CPUs fit 40 CPUs by count, and one core is reserved.
+#[test]
+fn a_plan_fails_if_an_entitled_container_gets_too_little() {
+    let machine = machine::unpack("40intel64-2g2n4c+pci");
+    let root = text(machine.path());
+    let (_folder, ten) = file("ten.yaml", &workers(10, 4, ""));
+    let plan = ["plan", "--pods", &ten, "--root-dir", root];
+    let (code, out, error) = run(&plan);
+    assert_eq!((code, error.as_str()), (Some(1), ""), "{out}");
+    let last = out.lines().last().unwrap();
+    assert_eq!(
+        last,
+        "too few CPUs: container main of train/worker-9 is entitled to 4 CPUs and stays in the shared pool: too few free CPUs: 4 \
+         wanted, 3 free"
+    );
+    assert!(
+        out.contains("are unknown here and should be no more than 38"),
+        "{out}"
+    );
+    let (code, out, _) = run(&[&plan[..], &["-o", "json"]].concat());
+    let answer: Value = serde_json::from_str(&out).unwrap();
+    assert_eq!(code, Some(1));
+    assert_eq!(answer["tooFew"].as_array().unwrap().len(), 1, "{answer:#}");
+    assert_eq!(answer["tooFew"][0]["pod"], "worker-9");
+    assert_eq!(answer["capacity"]["assignable"], 38);
+    assert_eq!(answer["finding"]["promisesTooMuch"], Value::Null);
+    // Nine fit, although the scheduler's number is a warning.
+    let (_folder, nine) = file("nine.yaml", &workers(9, 4, ""));
+    let plan = ["plan", "--pods", &nine, "--root-dir", root, "--allocatable"];
+    let (code, out, _) = run(&[&plan[..], &["40"]].concat());
+    assert_eq!(code, Some(0), "{out}");
+    assert!(
+        out.contains("→ let the kubelet reserve 2 CPUs in place of 0"),
+        "{out}"
+    );
+    let (code, out, _) = run(&[&plan[..], &["38"]].concat());
+    assert!(code == Some(0) && !out.contains('→'), "{out}");
+    let (code, _, error) = run(&[&plan[..], &["many"]].concat());
+    assert!(
+        code == Some(2) && error.contains("--allocatable"),
+        "{error}"
+    );
+}
+
+/// The machine's kubelet tells what it reserves, in the file of kubeadm.
+#[test]
+fn a_plan_reads_the_configuration_of_the_machines_kubelet() {
+    let machine = machine::unpack("fakecpuid1f-64intel64-2p4d2n2c2t");
+    let folder = machine.path().join("var/lib/kubelet");
+    fs::create_dir_all(&folder).unwrap();
+    let (_folder, pods) = file("pods.yaml", &workers(1, 4, ""));
+    let planned = |keys: &str| {
+        let text = format!("kind: KubeletConfiguration\n{keys}\n");
+        fs::write(folder.join("config.yaml"), text).unwrap();
+        json(&[
+            "plan",
+            "--pods",
+            &pods,
+            "--root-dir",
+            text_of(&machine),
+            "-o",
+            "json",
+        ])
+    };
+    let found = planned("systemReserved: {cpu: 500m}");
+    assert_eq!(found["finding"]["kubeletReserve"], 3, "{found:#}");
+    let found = planned("reservedSystemCPUs: 0-1\nsystemReserved: {cpu: \"9\"}");
+    let remedy = found["finding"]["remedy"].as_str().unwrap();
+    assert!(
+        remedy.contains("3 CPUs in place of 2: reservedSystemCPUs: \"0-3\""),
+        "{remedy}"
+    );
+    let found = planned("reservedSystemCPUs: 0-3");
+    assert_eq!(found["finding"]["promisesTooMuch"], false, "{found:#}");
+}
+
+fn text_of(folder: &TempDir) -> &str {
+    text(folder.path())
+}
+
+/// 31 pods on as many cores would leave two CPUs to everybody else.
+#[test]
+fn idle_siblings_leave_the_shared_minimum() {
+    let machine = machine::unpack("fakecpuid1f-64intel64-2p4d2n2c2t");
+    let root = text(machine.path());
+    let (_folder, pods) = file("pods.yaml", &workers(31, 1, ", pinfold.io/cores: single"));
+    let planned = |more: &[&str]| {
+        let plan = ["plan", "--pods", &pods, "--root-dir", root, "-o", "json"];
+        let (code, out, error) = run(&[&plan[..], more].concat());
+        assert_eq!(error, "");
+        let answer: Value = serde_json::from_str(&out).unwrap();
+        let shared: pinfold::cpu::CpuSet = answer["shared"].as_str().unwrap().parse().unwrap();
+        let too_few = answer["tooFew"].as_array().unwrap().clone();
+        (code, shared.len(), too_few)
+    };
+    assert_eq!(planned(&["--shared-minimum", "0"]), (Some(0), 2, vec![]));
+    let (code, shared, too_few) = planned(&[]);
+    assert_eq!((code, shared, too_few.len()), (Some(1), 4, 1));
+    let (_, shared, too_few) = planned(&["--shared-minimum", "25%"]);
+    assert_eq!((shared, too_few.len()), (16, 7));
+    let why = too_few[0]["why"].as_str().unwrap();
+    assert!(
+        why.contains("1 CPU and an idle sibling would leave 14"),
+        "{why}"
+    );
+    let (_folder, forbidding) = file("config.yaml", "policy: {singleCores: false}\n");
+    let (code, shared, too_few) = planned(&["--config", &forbidding]);
+    assert_eq!((code, shared, too_few.len()), (Some(1), 64, 31));
+    let why = too_few[0]["why"].as_str().unwrap();
+    assert!(why.contains("policy.singleCores is false"), "{why}");
+}
+
 #[test]
 fn explain_knows_its_pods() {
     let machine = machine::unpack(MACHINE);

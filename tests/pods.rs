@@ -266,6 +266,36 @@ fn obstacles_are_what_a_pods_author_can_change() {
     }
 }
 
+/// A pod that asks for idle siblings, on a node whose policy forbids them.
+#[test]
+fn a_policy_can_forbid_idle_siblings() {
+    let forbidding: Policy = serde_json::from_str(r#"{"singleCores": false}"#).unwrap();
+    let mut worker = read("roles.yaml")
+        .into_iter()
+        .find(|pod| pod.name == "mnist-worker-3")
+        .unwrap();
+    for (cores, policy, given) in [
+        (None, &forbidding, 2),
+        (Some("whole"), &forbidding, 2),
+        (Some("single"), &Policy::default(), 2),
+        (Some("single"), &forbidding, 0),
+    ] {
+        worker.annotations.remove("pinfold.io/cores");
+        let cores = cores.map(|cores| ("pinfold.io/cores".to_owned(), cores.to_owned()));
+        worker.annotations.extend(cores.clone());
+        let pod = RecognizedPod::from(worker.clone());
+        let container = &pod.containers[0];
+        let granted = pod::entitlement(&pod, container, policy);
+        assert_eq!(granted.cpus(), given, "{cores:?}");
+        // The author could expect CPUs, so there is an Event, and a `required` container is refused.
+        assert_eq!(pod::is_denied(&pod, container, policy), given == 0);
+        let obstacle = granted.obstacle().map(pod::Obstacle::name);
+        assert_eq!(obstacle, (given == 0).then_some("single_cores"));
+        let says = granted.reason().contains("policy.singleCores");
+        assert_eq!(says, given == 0, "{}", granted.reason());
+    }
+}
+
 #[test]
 fn reasons_name_the_remedy() {
     let reason = |file: &str, pod: &str, container: &str| {

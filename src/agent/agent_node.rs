@@ -14,9 +14,10 @@ use crate::host::pod_resources::{CpuManager, PodResources};
 use crate::host::topology::{HotplugFiles, HotplugState};
 use crate::host::{proc::Proc, topology};
 use crate::pin::decide::{DecisionContext, default_reserved};
-use crate::pin::{Enforcement, EnforcementCause, Ledger, Observed, Scan};
+use crate::pin::{Enforcement, EnforcementCause, Ledger, Observed, PodAssignment, Scan};
 use crate::pod::{
-    ObjectName, RecognizedPod, ThreadBasis, ThreadEnvironment, ThreadPolicy, thread_environment,
+    Capacity, CapacityInput, ObjectName, RecognizedPod, ThreadBasis, ThreadEnvironment,
+    ThreadPolicy, thread_environment,
 };
 
 /// How long the agent waits at its start for the kubelet's answer.
@@ -159,6 +160,11 @@ impl AgentNode {
         }
     }
 
+    /// How many CPUs the node can give, with the assignments of `ledger`.
+    pub fn capacity(&self, ledger: &Ledger) -> Capacity {
+        capacity(&self.config, (&self.topology, &self.reserved), ledger)
+    }
+
     pub(super) fn cpu_manager(&self) -> Option<CpuManager> {
         self.cpu_manager
     }
@@ -220,6 +226,7 @@ impl AgentNode {
             placer: &self.placer,
             memory_nodes: &self.memory_nodes,
             reserved: &self.reserved,
+            shared_minimum: self.config.shared_minimum,
             policy: &self.config.policy,
             preferences: &self.config.cpus,
             devices,
@@ -321,6 +328,30 @@ impl AgentNode {
         }
         true
     }
+}
+
+/// How many CPUs a machine with these reserved CPUs can give, with the assignments of `ledger`.
+pub fn capacity(
+    config: &Config,
+    (topology, reserved): (&Topology, &CpuSet),
+    ledger: &Ledger,
+) -> Capacity {
+    let all = |of: fn(&PodAssignment) -> CpuSet| {
+        let cpus = ledger.assignments.values().map(of);
+        cpus.fold(CpuSet::new(), |all, cpus| all.union(&cpus))
+    };
+    let online = &topology.online;
+    Capacity::new(&CapacityInput {
+        online,
+        available: &ledger.available(online).difference(&ledger.excluded),
+        reserved,
+        cores: &topology.cores(),
+        preference: config.cpus.cores,
+        single_cores: config.policy.single_cores,
+        shared_minimum: config.shared_minimum,
+        owned: &all(PodAssignment::usable),
+        idle: &all(|pod| pod.idle.clone()),
+    })
 }
 
 /// Chooses the default reserved CPUs at the start, and again when pods can use none of them. It

@@ -15,7 +15,7 @@ use serde::{Deserialize, Deserializer, Serialize};
 pub use self::log::{Log, LogFormat};
 pub use self::sources::{AutoSwitch, Runtime};
 use super::api::context;
-use crate::cpu::CpuSet;
+use crate::cpu::{Cores, CpuSet, SharedMinimum};
 use crate::metrics::COLLECTORS;
 use crate::pin::cpu_isolation::CpuIsolationOptions;
 use crate::pod::{CpuPreferences, Policy, ThreadPolicy};
@@ -43,6 +43,8 @@ pub struct Config {
     /// CPUs that are never exclusive. The default is the lowest core without a CPU isolated at boot.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub reserved: Option<CpuSet>,
+    /// How many CPUs exclusive assignments, with the siblings that they keep idle, leave to everybody else.
+    pub shared_minimum: SharedMinimum,
     pub enforcement: EnforcementChoice,
     /// The time between two comparisons of the kernel with the ledger.
     #[serde(with = "duration")]
@@ -250,6 +252,10 @@ pub struct Overrides {
     /// Reserved CPUs, which are never exclusive, like 0-1,32 [default: the lowest core without a CPU isolated at boot]
     #[arg(long, value_name = "LIST", env = "PINFOLD_RESERVED")]
     pub reserved: Option<CpuSet>,
+    /// CPUs that exclusive assignments leave to everybody else, reserved ones included: a number, or a share like 10%
+    /// [default: 5%]
+    #[arg(long, value_name = "MINIMUM", env = "PINFOLD_SHARED_MINIMUM")]
+    pub shared_minimum: Option<SharedMinimum>,
     /// How assignments are enforced [default: auto]
     #[arg(long, env = "PINFOLD_ENFORCEMENT")]
     pub enforcement: Option<EnforcementChoice>,
@@ -291,6 +297,7 @@ impl Default for Config {
             cluster: ClusterConfig::default(),
             runtime: Runtime::default(),
             reserved: None,
+            shared_minimum: SharedMinimum::default(),
             enforcement: EnforcementChoice::Auto,
             reconcile_interval: Duration::from_secs(10),
             listen: SocketAddr::from(([127, 0, 0, 1], 9470)),
@@ -339,6 +346,7 @@ impl Config {
             nri,
             nri_socket,
             reserved,
+            shared_minimum,
             enforcement,
             reconcile_interval,
             listen,
@@ -353,6 +361,7 @@ impl Config {
         set(&mut self.root_dir, root_dir);
         set(&mut self.cgroup_dir, cgroup_dir);
         set(&mut self.pod_cgroups, pod_cgroups);
+        set(&mut self.shared_minimum, shared_minimum);
         set(&mut self.enforcement, enforcement);
         set(&mut self.reconcile_interval, reconcile_interval);
         set(&mut self.listen, listen);
@@ -427,6 +436,10 @@ impl Config {
             self.metrics.audiences.is_empty() || self.cluster.api != AutoSwitch::Never,
             "metrics.audiences needs reviews by the API server, but cluster.api (--api) is never: allow the API, or remove \
              metrics.audiences"
+        );
+        anyhow::ensure!(
+            self.policy.single_cores || self.cpus.cores != Cores::Single,
+            "cpus.cores is single, but policy.singleCores is false: allow single cores, or set cpus.cores to preferred or whole"
         );
         self.log.filter()?;
         self.runtime.check()?;
@@ -521,6 +534,13 @@ mod tests {
                 "metrics.audiences",
             ),
             ("policy: {selector: 'a in (b'}", "a in (b"),
+            ("sharedMinimum: 101%", "101%"),
+            ("sharedMinimum: -1", "sharedMinimum"),
+            ("sharedMinimum: [1]", "sharedMinimum"),
+            (
+                "{cpus: {cores: single}, policy: {singleCores: false}}",
+                "cpus.cores",
+            ),
             ("cluster: {api: 1}", "api"),
             ("cluster: {node: n1}", "node"),
             ("cluster: {nodeName: Node_1}", "Node_1"),

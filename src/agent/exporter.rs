@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use super::api::{ApiTasks, ClusterLink};
+use super::node_capacity::NodeCapacity;
 use super::runtime::RuntimeLink;
 use crate::cluster::scenes::{Phase, SlotState};
 use crate::cluster::{ApiCounters, Call, ErrorKind};
@@ -26,6 +27,7 @@ pub(super) struct Exporter {
     pub(super) link: Option<ClusterLink>,
     /// Present where NRI is used.
     pub(super) runtime: Option<RuntimeLink>,
+    pub(super) capacity: NodeCapacity,
 }
 
 // === impl Exporter ===
@@ -36,12 +38,14 @@ impl Exporter {
         metrics: AgentMetrics,
         cluster: Option<&ApiTasks>,
         runtime: Option<RuntimeLink>,
+        capacity: NodeCapacity,
     ) -> Self {
         Self {
             sources,
             metrics,
             link: cluster.map(|cluster| cluster.link.clone()),
             runtime,
+            capacity,
         }
     }
 
@@ -53,17 +57,18 @@ impl Exporter {
         until: Instant,
     ) -> Option<Vec<Chunk>> {
         let collected = self.sources.collect_shared(snapshot, until)?;
-        Some(self.completed(collected).chunks(format))
+        Some(self.completed(collected, snapshot).chunks(format))
     }
 
     /// The page as text, with freshly collected families.
     pub(super) fn text(&self, snapshot: &Snapshot) -> String {
-        self.completed(self.sources.collect(snapshot))
+        self.completed(self.sources.collect(snapshot), snapshot)
             .text(Format::Text)
     }
 
-    fn completed(&self, mut page: Page) -> Page {
+    fn completed(&self, mut page: Page, snapshot: &Snapshot) -> Page {
         self.metrics.write(&mut page);
+        self.capacity.write(&mut page, snapshot);
         if let Some(link) = &self.link {
             write_requests(&mut page, link.counters());
             let (connected, pods) = link.pods();

@@ -20,6 +20,7 @@ use super::access::{self, AccessRefusal, AccessRules};
 use super::api::{ClusterLink, ClusterLinkState};
 use super::exporter::Exporter;
 use super::heartbeat::{Health, Heartbeat};
+use super::node_capacity::CapacityState;
 use super::runtime;
 use super::server::{BodyPieces, CONNECTION_TIMEOUT, Caller, PageBuilder, Responder};
 use crate::metrics::{Chunk, Format, PAGE_TIME};
@@ -53,6 +54,9 @@ struct StatusDocument {
     cluster: Option<ClusterLinkState>,
     #[serde(skip_serializing_if = "Option::is_none")]
     runtime: Option<runtime::RuntimeLinkState>,
+    /// Absent where Pinfold gives no CPUs.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    capacity: Option<CapacityState>,
     #[serde(flatten)]
     snapshot: Snapshot,
 }
@@ -124,6 +128,7 @@ impl HttpState {
         serde_json::to_string_pretty(&StatusDocument {
             cluster,
             runtime,
+            capacity: self.exporter.capacity.state(&snapshot),
             snapshot,
         })
     }

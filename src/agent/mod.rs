@@ -15,6 +15,7 @@
 
 mod access;
 mod agent_node;
+pub mod allocatable;
 pub mod api;
 mod changes;
 pub mod config;
@@ -33,6 +34,7 @@ mod known_pods;
 mod kubelet;
 mod log_filter;
 mod mirror;
+pub mod node_capacity;
 mod pending;
 mod pod_lists;
 mod pod_store;
@@ -52,7 +54,7 @@ pub mod turn;
 mod unguarded;
 pub mod world;
 
-pub use agent_node::{AgentNode, environment, reserved};
+pub use agent_node::{AgentNode, capacity, environment, reserved};
 pub use event::{
     AgentEvent, CreateAnswer, PodKey, PodSource, PodsChange, PodsUpdate, RuntimePod, RuntimeUpdate,
 };

@@ -26,6 +26,7 @@ use super::folder::ManifestFolder;
 use super::heartbeat::Heartbeat;
 use super::http::HttpState;
 use super::kubelet::AskKubelet;
+use super::node_capacity::NodeCapacity;
 use super::reconciler::Reconciler;
 use super::runtime;
 use super::server;
@@ -118,10 +119,12 @@ impl Agent {
             },
         );
         let heartbeat = Heartbeat::new(node.config.reconcile_interval);
+        let cluster_tasks = cluster.as_ref();
+        let capacity = NodeCapacity::new(&node, cluster_tasks);
         let state = Arc::new(HttpState {
             snapshot: snapshot.clone(),
             heartbeat: heartbeat.clone(),
-            exporter: Exporter::new(sources, metrics.clone(), cluster.as_ref(), runtime),
+            exporter: Exporter::new(sources, metrics.clone(), cluster_tasks, runtime, capacity),
             access,
         });
         watch_connections(&node, &mut tasks, &state, api, cluster.as_ref());

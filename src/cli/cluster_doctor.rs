@@ -82,6 +82,7 @@ fn examine(status: anyhow::Result<AgentStatus>) -> (NodeVerdict, Vec<String>) {
     };
     let mut findings = vec![format!("enforcement {enforcement}{remedy}")];
     findings.extend(status.problems());
+    findings.extend(status.capacity_warning());
     let by_problems = if findings.len() > 1 {
         NodeVerdict::Weak
     } else {
@@ -150,6 +151,15 @@ mod tests {
             assert_eq!(found, verdict, "{findings:?}");
             assert!(findings.concat().contains(words), "{findings:?}");
         }
+    }
+
+    #[test]
+    fn a_node_to_which_the_scheduler_sends_too_many_pods_is_weak() {
+        let text = r#"{"enforcement": "partition", "online": "0-3", "reserved": "0", "shared": "0-3", "exclusive": "",
+            "containers": [], "capacity": {"promisesTooMuch": true, "sentence": "counts 4", "remedy": "set 1"}}"#;
+        let (verdict, findings) = examine(AgentStatus::parse(text.as_bytes()));
+        assert_eq!(verdict, NodeVerdict::Weak);
+        assert_eq!(findings[1], "capacity: counts 4; set 1");
     }
 
     #[test]

@@ -11,10 +11,10 @@ use serde::Serialize;
 use super::{Line, OutputFormat};
 #[cfg(feature = "portforward")]
 use super::{agents::ClusterArgs, cluster_doctor};
-use crate::agent::AgentNode;
 #[cfg(feature = "portforward")]
 use crate::agent::config::ClusterConfig;
 use crate::agent::config::{AutoSwitch, Config, EnforcementChoice, Overrides, Runtime};
+use crate::agent::{AgentNode, allocatable};
 use crate::cpu::Topology;
 use crate::host::cgroup::{CgroupError, CgroupVersion, Cgroups, join_host};
 use crate::host::topology;
@@ -162,6 +162,7 @@ fn examine(config: &Config) -> Vec<CheckResult> {
             findings.push(enforcement(&node));
             findings.extend(partitions(&node));
             findings.extend(cpus_for_pods(&node));
+            findings.extend(capacity(&node));
         }
         Err(error) => findings.push(bad(
             "agent",
@@ -472,6 +473,31 @@ fn cpus_for_pods(node: &AgentNode) -> Vec<CheckResult> {
         ));
     }
     findings
+}
+
+/// How many CPUs the node can give, compared with what the scheduler counts; `None` where Pinfold gives none.
+fn capacity(node: &AgentNode) -> Option<CheckResult> {
+    if node.enforcement == Enforcement::Observe {
+        return None;
+    }
+    let (_, ledger) = node.observe(&[]).ok()?;
+    let mut node = node.clone();
+    node.reserve_beside(&ledger);
+    let online = &node.topology.online;
+    let allocatable = super::run::runtime()
+        .ok()?
+        .block_on(allocatable::find(&node.config, online));
+    let finding = node.capacity(&ledger).compare(allocatable.as_ref());
+    let what = "capacity";
+    Some(match (finding.promises_too_much, finding.remedy) {
+        (Some(false), _) => good(what, finding.sentence),
+        (Some(true), Some(remedy)) => weak(what, finding.sentence, &remedy),
+        _ => weak(
+            what,
+            finding.sentence,
+            "kubectl get node NODE -o jsonpath='{.status.allocatable.cpu}' tells it",
+        ),
+    })
 }
 
 /// The part of the online CPUs that pods can use; `None` if pods can use them all.

@@ -10,15 +10,16 @@ use serde::Serialize;
 
 use super::OutputFormat;
 use crate::agent::config::{Config, Overrides};
-use crate::agent::{AgentNode, environment, read_pods, reserved};
-use crate::cpu::{Cost, CpuSet, Placer, Topology};
+use crate::agent::{AgentNode, allocatable, capacity, environment, read_pods, reserved};
+use crate::cpu::{Cost, CpuSet, Placer, SharedMinimum, Topology, cpu_count};
 use crate::host::topology;
 use crate::pin::Enforcement;
 use crate::pin::Ledger;
-use crate::pin::decide::{ContainerMove, DecisionContext, DecisionInput, decide};
+use crate::pin::decide::{ContainerMove, DecisionContext, DecisionInput, Decisions, decide};
+use crate::pod::quantity::cpu_millis;
 use crate::pod::{
-    ContainerKind, Entitlement, ObjectName, PodRole, Qos, RecognizedPod, ThreadEnvironment,
-    recognized,
+    Allocatable, AllocatableSource, Capacity, CapacityFinding, ContainerKind, Entitlement,
+    ObjectName, Obstacle, PodRole, Qos, RecognizedPod, ThreadEnvironment, recognized,
 };
 use crate::text::values::whole;
 
@@ -32,7 +33,10 @@ const MOST_RECONCILES: usize = 8;
   pinfold plan --pods job.yaml --root-dir ./machine  plan for a machine whose sys/ is in ./machine
   pinfold plan --pods ./pods --live --moves 2        plan for this node as it is, with two moves
   pinfold plan --pods ps.yaml --pods ./workers -o json
-  kubectl get jobset a -o yaml | pinfold plan --pods -")]
+  kubectl get jobset a -o yaml | pinfold plan --pods -
+  pinfold plan --pods job.yaml --allocatable 39500m  compare with what the scheduler counts on the node
+
+Exit codes: 0 each entitled container gets its CPUs, 1 one gets too few, 2 bad input.")]
 pub(super) struct PlanArgs {
     /// Manifest file, folder of manifests (YAML or JSON) or - for the standard input: Pods, or objects that create pods, such as
     /// Jobs, Deployments, TFJobs and JobSets; may be repeated, and the agent decides about the pods in this order.
@@ -59,6 +63,14 @@ pub(super) struct MachineArgs {
     /// Reserved CPUs, like 0-1,32 [default: the lowest core without an owner and without a CPU isolated at boot]
     #[arg(long, value_name = "LIST", env = "PINFOLD_RESERVED")]
     reserved: Option<CpuSet>,
+    /// CPUs that exclusive assignments leave to everybody else, reserved ones included: a number, or a share like 10%
+    /// [default: sharedMinimum of the configuration]
+    #[arg(long, value_name = "MINIMUM", env = "PINFOLD_SHARED_MINIMUM")]
+    shared_minimum: Option<SharedMinimum>,
+    /// CPUs that the scheduler counts on the node, like 39500m: the Node's allocatable [default: as the Node says, with
+    /// --live; else as the kubelet's configuration file in DIR says]
+    #[arg(long, value_name = "CPUS", value_parser = millicores)]
+    allocatable: Option<u64>,
     /// Configuration file (YAML) of the agent [default: /etc/pinfold.yaml, if the file exists]
     #[arg(long, value_name = "FILE", env = "PINFOLD_CONFIG")]
     pub(super) config: Option<PathBuf>,
@@ -80,12 +92,29 @@ pub(super) struct MachineArgs {
 
 /// The planned decisions.
 #[derive(Debug, Serialize)]
+#[serde(rename_all = "camelCase")]
 pub(super) struct Planned {
     pub(super) reserved: CpuSet,
     pub(super) shared: CpuSet,
     /// Running containers that would make room, in the order of the moves.
     pub(super) moves: Vec<ContainerMove>,
     pub(super) containers: Vec<PlannedContainer>,
+    /// What the node can give when the pods have their CPUs.
+    pub(super) capacity: Capacity,
+    /// That, compared with what the scheduler counts.
+    pub(super) finding: CapacityFinding,
+    /// The containers that would get fewer CPUs than they are entitled to.
+    pub(super) too_few: Vec<TooFew>,
+}
+
+/// A container that would get fewer CPUs than it is entitled to.
+#[derive(Debug, Serialize)]
+pub(super) struct TooFew {
+    pub(super) namespace: String,
+    pub(super) pod: String,
+    pub(super) container: String,
+    /// The sentence that says how many CPUs it is entitled to, and why it gets fewer.
+    pub(super) why: String,
 }
 
 #[derive(Debug, Serialize)]
@@ -117,6 +146,13 @@ pub(super) struct Machine<'a> {
     pub(super) topology: &'a Topology,
     pub(super) memory_nodes: &'a CpuSet,
     pub(super) reserved: CpuSet,
+    /// What the scheduler counts.
+    pub(super) allocatable: Option<Allocatable>,
+}
+
+/// Reads a quantity of CPUs, in thousandths.
+fn millicores(text: &str) -> Result<u64, String> {
+    cpu_millis(text).map_err(|error| error.to_string())
 }
 
 // === impl MachineArgs ===
@@ -126,6 +162,7 @@ impl MachineArgs {
         let overrides = Overrides {
             config: self.config.clone(),
             reserved: self.reserved.clone(),
+            shared_minimum: self.shared_minimum,
             pod_cgroups: self.pod_cgroups.clone(),
             ..Overrides::default()
         };
@@ -143,7 +180,11 @@ impl MachineArgs {
             let mut node = AgentNode::new(config)?;
             let (_, ledger) = node.observe(&pods)?;
             node.reserve_beside(&ledger);
+            let runtime = super::run::runtime()?;
+            let read = allocatable::find(&node.config, &node.topology.online);
+            let read = || runtime.block_on(read);
             let machine = Machine {
+                allocatable: self.given_allocatable().or_else(read),
                 topology: &node.topology,
                 memory_nodes: &node.memory_nodes,
                 reserved: node.reserved,
@@ -152,12 +193,22 @@ impl MachineArgs {
         }
         let topology = topology::read(&self.root_dir)?;
         let reserved = reserved(config.reserved.as_ref(), &topology)?;
+        let read = || allocatable::of_kubelet_config(&self.root_dir, &topology.online);
         let machine = Machine {
+            allocatable: self.given_allocatable().or_else(read),
             memory_nodes: &topology.memory_nodes(),
             topology: &topology,
             reserved,
         };
         Ok(planned(&pods, &machine, &config, Ledger::default()))
+    }
+
+    fn given_allocatable(&self) -> Option<Allocatable> {
+        Some(Allocatable {
+            millicores: self.allocatable?,
+            capacity: None,
+            source: AllocatableSource::Given,
+        })
     }
 }
 
@@ -175,6 +226,7 @@ impl Machine<'_> {
             placer,
             memory_nodes: self.memory_nodes,
             reserved: &self.reserved,
+            shared_minimum: config.shared_minimum,
             policy: &config.policy,
             preferences: &config.cpus,
             devices,
@@ -183,6 +235,23 @@ impl Machine<'_> {
             enforcement: Enforcement::Partition,
         }
     }
+}
+
+/// Decides about the pods until nothing changes any more. What an assignment frees, the next one can use.
+fn settle(inputs: &mut DecisionInput<'_>, ledger: &mut Ledger) -> (Decisions, Vec<ContainerMove>) {
+    let mut moves = Vec::new();
+    let mut decisions = decide(inputs, ledger);
+    for _ in 0..MOST_RECONCILES {
+        let owners = decisions.desired.assignments();
+        if owners == ledger.assignments {
+            break;
+        }
+        inputs.moves = inputs.moves.saturating_sub(decisions.moves.len());
+        moves.append(&mut decisions.moves);
+        ledger.assignments = owners;
+        decisions = decide(inputs, ledger);
+    }
+    (decisions, moves)
 }
 
 pub(super) fn planned(
@@ -200,19 +269,7 @@ pub(super) fn planned(
         moves: config.max_moves_per_hour as usize,
         known: None,
     };
-    let mut moves = Vec::new();
-    let mut decisions = decide(&inputs, &ledger);
-    // The next pass can use CPUs that a move frees, and the last one changes nothing.
-    for _ in 0..MOST_RECONCILES {
-        let owners = decisions.desired.assignments();
-        if owners == ledger.assignments {
-            break;
-        }
-        inputs.moves = inputs.moves.saturating_sub(decisions.moves.len());
-        moves.append(&mut decisions.moves);
-        ledger.assignments = owners;
-        decisions = decide(&inputs, &ledger);
-    }
+    let (decisions, moves) = settle(&mut inputs, &mut ledger);
     let shared = decisions.desired.shared();
     let mut containers = Vec::new();
     for decision in decisions.containers {
@@ -244,12 +301,53 @@ pub(super) fn planned(
             note: decision.note,
         });
     }
+    let capacity = capacity(config, (topology, &machine.reserved), &ledger);
     Planned {
         reserved,
         shared,
         moves,
+        finding: capacity.compare(machine.allocatable.as_ref()),
+        capacity,
+        too_few: containers.iter().filter_map(too_few).collect(),
         containers,
     }
+}
+
+/// A container that gets fewer CPUs than it is entitled to.
+fn too_few(container: &PlannedContainer) -> Option<TooFew> {
+    let wanted = container.entitlement.cpus() as usize;
+    let owned = if container.exclusive {
+        container.cpus.len()
+    } else {
+        0
+    };
+    let refused = container.entitlement.obstacle() == Some(Obstacle::SingleCores);
+    if owned >= wanted && !refused {
+        return None;
+    }
+    let PlannedContainer {
+        namespace,
+        pod,
+        container: name,
+        entitlement,
+        note,
+        ..
+    } = container;
+    let reason = note.as_deref().unwrap_or(entitlement.reason());
+    let why = match (refused, owned) {
+        (true, _) => format!("gets no exclusive CPUs: {reason}"),
+        (false, 0) => format!("is entitled to {} and {reason}", cpu_count(wanted)),
+        (false, _) => format!(
+            "is entitled to {}, gets {owned}, and {reason}",
+            cpu_count(wanted)
+        ),
+    };
+    Some(TooFew {
+        namespace: namespace.clone(),
+        pod: pod.clone(),
+        container: name.clone(),
+        why,
+    })
 }
 
 // === impl PlanArgs ===
@@ -261,7 +359,7 @@ impl PlanArgs {
             OutputFormat::Text => super::emit(in_table(&planned))?,
             form => form.print(&planned)?,
         }
-        Ok(ExitCode::SUCCESS)
+        Ok(ExitCode::from(u8::from(!planned.too_few.is_empty())))
     }
 }
 
@@ -323,5 +421,18 @@ pub(super) fn in_table(planned: &Planned) -> Vec<String> {
         "reserved {}, shared {}",
         planned.reserved, planned.shared
     ));
+    lines.push(format!("capacity: {}", planned.finding.sentence));
+    let remedy = planned.finding.remedy.iter();
+    lines.extend(remedy.map(|remedy| format!("  → {remedy}")));
+    let too_few = planned.too_few.iter();
+    lines.extend(too_few.map(|one| {
+        let TooFew {
+            namespace,
+            pod,
+            container,
+            why,
+        } = one;
+        format!("too few CPUs: container {container} of {namespace}/{pod} {why}")
+    }));
     lines
 }

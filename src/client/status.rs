@@ -43,6 +43,17 @@ pub(crate) struct AgentStatus {
     pub(crate) errors: Vec<SafeText>,
     pub(crate) cluster: Option<StatusCluster>,
     pub(crate) runtime: Option<StatusRuntime>,
+    /// `None` where Pinfold gives no CPUs, and if the agent's version does not report it.
+    pub(crate) capacity: Option<StatusCapacity>,
+}
+
+/// What the node can give, compared with what the scheduler counts.
+#[derive(Debug, Clone, PartialEq, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub(crate) struct StatusCapacity {
+    promises_too_much: Option<bool>,
+    sentence: SafeText,
+    remedy: Option<SafeText>,
 }
 
 #[derive(Debug, Clone, PartialEq, Deserialize)]
@@ -212,6 +223,18 @@ impl AgentStatus {
             + usize::from(self.runtime_problem().is_some())
     }
 
+    /// Why pods may come that find no CPUs, and the remedy. The pods that are here have no problem.
+    pub(crate) fn capacity_warning(&self) -> Option<String> {
+        let capacity = self.capacity.as_ref()?;
+        let StatusCapacity {
+            sentence, remedy, ..
+        } = capacity;
+        let remedy = remedy
+            .as_ref()
+            .map_or_else(String::new, |remedy| format!("; {remedy}"));
+        (capacity.promises_too_much == Some(true)).then(|| format!("capacity: {sentence}{remedy}"))
+    }
+
     fn runtime_problem(&self) -> Option<&SafeText> {
         self.runtime.as_ref()?.problem.as_ref()
     }
@@ -282,6 +305,25 @@ mod tests {
                 .problem_count(),
             0
         );
+    }
+
+    #[test]
+    fn a_scheduler_that_counts_too_many_cpus_is_a_warning() {
+        let warning = |capacity: &str| {
+            let body = EMPTY.replace("MORE", capacity);
+            let status = AgentStatus::parse(body.as_bytes()).unwrap();
+            assert_eq!(status.problem_count(), 0);
+            status.capacity_warning()
+        };
+        let more = r#""capacity": {"promisesTooMuch": true, "sentence": "a, but b", "remedy": "set c", "assignable": 3}"#;
+        assert_eq!(warning(more).as_deref(), Some("capacity: a, but b; set c"));
+        for none in [
+            r#""capacity": {"promisesTooMuch": false, "sentence": "a, and b"}"#,
+            r#""capacity": {"promisesTooMuch": null, "sentence": "unknown"}"#,
+            r#""capacity": null"#,
+        ] {
+            assert_eq!(warning(none), None);
+        }
     }
 
     #[test]

@@ -10,6 +10,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use k8s_openapi::api::core::v1::Taint;
+use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use kube::core::Status;
 use kube::core::params::{GetParams, Patch, PatchParams};
@@ -18,6 +19,7 @@ use serde::Deserialize;
 use serde_json::json;
 
 use super::{Api, Call, ErrorKind, Failure, MANAGER};
+use crate::pod::quantity::cpu_millis;
 
 const NODES: &str = "/api/v1/nodes";
 
@@ -33,6 +35,10 @@ pub struct OwnNode {
     pub version: String,
     pub cordoned: bool,
     pub taints: Vec<Taint>,
+    /// The CPUs that pods may request together, in thousandths, if the kubelet has reported them.
+    pub allocatable_cpu: Option<u64>,
+    /// The CPUs that the kubelet counts, in thousandths.
+    pub capacity_cpu: Option<u64>,
     /// The keys of the labels that the agent applied.
     pub own_labels: BTreeSet<String>,
     /// The field manager of each label that was set by a write other than the agent's apply, as in `managedFields`.
@@ -299,6 +305,16 @@ struct NodeAnswer {
     metadata: ObjectMeta,
     #[serde(default)]
     spec: NodeAnswerSpec,
+    #[serde(default)]
+    status: NodeAnswerStatus,
+}
+
+#[derive(Deserialize, Default)]
+struct NodeAnswerStatus {
+    #[serde(default)]
+    allocatable: BTreeMap<String, Quantity>,
+    #[serde(default)]
+    capacity: BTreeMap<String, Quantity>,
 }
 
 #[derive(Deserialize, Default)]
@@ -311,7 +327,12 @@ struct NodeAnswerSpec {
 
 impl From<NodeAnswer> for OwnNode {
     fn from(read: NodeAnswer) -> Self {
-        let NodeAnswer { metadata, spec } = read;
+        let NodeAnswer {
+            metadata,
+            spec,
+            status,
+        } = read;
+        let cpu = |amounts: &BTreeMap<String, Quantity>| cpu_millis(&amounts.get("cpu")?.0).ok();
         let (mut own_labels, mut owners) = (BTreeSet::new(), BTreeMap::new());
         for entry in metadata.managed_fields.into_iter().flatten() {
             let manager = entry.manager.unwrap_or_default();
@@ -339,6 +360,8 @@ impl From<NodeAnswer> for OwnNode {
             version: metadata.resource_version.unwrap_or_default(),
             cordoned: spec.unschedulable,
             taints: spec.taints,
+            allocatable_cpu: cpu(&status.allocatable),
+            capacity_cpu: cpu(&status.capacity),
             own_labels,
             owners,
         }

@@ -4,6 +4,7 @@
 
 mod placement;
 mod set;
+mod shared_minimum;
 mod topology;
 
 pub use placement::{
@@ -11,4 +12,5 @@ pub use placement::{
     Placer, Repacking, Request, TooFewCpus, place,
 };
 pub use set::{CpuSet, MAX_CPU, NumberList, ParseCpuSetError, cpu_count};
+pub use shared_minimum::{ParseSharedMinimumError, SharedMinimum};
 pub use topology::{CoreKind, Cpu, Layout, NumaNode, Numbering, Shape, Topology, TopologyFacts};

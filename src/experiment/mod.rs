@@ -30,4 +30,4 @@ pub use render::{
     RunTag, Slice, SuccessPolicy, TaskOf, TaskResources, TaskShare, TrainingJob, WorkloadFormat,
     render, requested_resources, roles, settle, settle_run, tasks,
 };
-pub use simulate::{Simulation, claimed, invented, simulate};
+pub use simulate::{Simulation, claimed, invented, simulate, too_few_cpus};

@@ -79,6 +79,55 @@ pub fn simulate(
     Ok(scheduler.simulation)
 }
 
+/// The tasks of a simulation that would come to a node with too few exclusive CPUs, each with the reason. `kept` says how many of a
+/// node's CPUs are for everybody else. A node with an unknown number of CPUs has enough.
+///
+/// The scheduler knows nothing of exclusive CPUs: it sends a task wherever its requests fit.
+pub fn too_few_cpus(
+    simulation: &Simulation,
+    requested: &BTreeMap<String, TaskResources>,
+    nodes: &[Node],
+    amounts: Amounts,
+    kept: impl Fn(u64) -> u64,
+) -> Vec<(JobTask, String)> {
+    let by_name: BTreeMap<&str, &Node> = nodes
+        .iter()
+        .map(|node| (node.name.as_str(), node))
+        .collect();
+    let mut owned: BTreeMap<&str, u64> = BTreeMap::new();
+    let mut too_few = Vec::new();
+    for (task, name) in &simulation.placed {
+        let wanted = requested.get(&task.role);
+        let wanted = wanted.map_or(0, |resources| resources.exclusive_cpus(amounts));
+        let cpus = by_name
+            .get(name.as_str())
+            .and_then(|node| cpus_of(node, amounts));
+        let Some(cpus) = cpus.filter(|_| wanted > 0) else {
+            continue;
+        };
+        let can_give = cpus.saturating_sub(kept(cpus));
+        let owned = owned.entry(name).or_default();
+        let left = can_give.saturating_sub(*owned);
+        if left < wanted {
+            let why = format!(
+                "is entitled to {wanted}, and {name} has {left} left: it can give {can_give} of its {cpus}, and the job's other tasks \
+                 there own {owned}"
+            );
+            too_few.push((task.clone(), why));
+        } else {
+            *owned = owned.saturating_add(wanted);
+        }
+    }
+    too_few
+}
+
+/// The whole CPUs of a node: all that its kubelet counts, else as many as pods may request.
+fn cpus_of(node: &Node, amounts: Amounts) -> Option<u64> {
+    let cpu = node.capacity_cpu.as_ref().or(node.allocatable.get("cpu"))?;
+    let millis = (amounts.read)("cpu", &cpu.0).ok()?;
+    Some(millis.div_ceil(1000))
+}
+
 fn by_index<'a>(plan: &ScenePlan, nodes: &'a [Node]) -> BTreeMap<&'a str, Vec<&'a Node>> {
     let mut by_index: BTreeMap<&str, Vec<&Node>> = BTreeMap::new();
     for node in nodes {

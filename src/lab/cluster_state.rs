@@ -136,8 +136,13 @@ fn label_of(page: &str, family: &str, label: &str) -> Option<String> {
     series.find_map(|series| series.label(label).map(str::to_owned))
 }
 
-/// The CPUs that an agent can give: those online that it doesn't reserve.
+/// The CPUs that an agent can give. One that does not assign any, or of an earlier version, tells which are online and which it
+/// reserves.
 fn given_by(page: &str) -> Option<u32> {
+    let assignable = exposition::series(page, |name| name == "pinfold_node_assignable_cpus").next();
+    if let Some(assignable) = assignable {
+        return Some(whole(assignable.value));
+    }
     let mut cpus: BTreeMap<String, f64> = BTreeMap::new();
     for series in exposition::series(page, |name| name == "pinfold_node_cpus") {
         cpus.extend(
@@ -146,11 +151,14 @@ fn given_by(page: &str) -> Option<u32> {
                 .map(|state| (state.to_owned(), series.value)),
         );
     }
-    let left = cpus.get("online")? - cpus.get("reserved")?;
-    #[expect(
-        clippy::cast_possible_truncation,
-        clippy::cast_sign_loss,
-        reason = "a number of CPUs"
-    )]
-    Some(left.clamp(0.0, 1e6) as u32)
+    Some(whole(cpus.get("online")? - cpus.get("reserved")?))
+}
+
+#[expect(
+    clippy::cast_possible_truncation,
+    clippy::cast_sign_loss,
+    reason = "a number of CPUs"
+)]
+fn whole(cpus: f64) -> u32 {
+    cpus.clamp(0.0, 1e6) as u32
 }

@@ -165,6 +165,10 @@ families! {
         "How Pinfold enforces assignments on this node, and why, always 1. The agent's /status has the details.");
     MACHINE_INFO = info("pinfold_machine_info", &["cpu_model", "emulated"],
         "The model of the node's CPUs, and whether they are emulated, so that times mean nothing; always 1.");
+    NODE_ALLOCATABLE_CPUS = gauge("pinfold_node_allocatable_cpus", &[],
+        "CPUs that the scheduler counts on the node: the Node's allocatable, else by the kubelet's configuration file.");
+    NODE_ASSIGNABLE_CPUS = gauge("pinfold_node_assignable_cpus", &[],
+        "CPUs that containers can own on the node: without reserved CPUs, those that stay shared, and idle siblings.");
     NODE_CPUS = gauge("pinfold_node_cpus", &["state"],
         "CPUs of the node by state: online, reserved, shared, exclusive, and lost (online CPUs that no cpuset has).");
     NODE_RDMA_PORT_EVENTS = counter("pinfold_node_rdma_port_events_total", &["device", "port", "event"],

@@ -124,7 +124,7 @@ impl Snapshot {
     /// Why a pod that should have exclusive CPUs lacks some of them, as an identifier; `None` for a pod that has them, or is
     /// meant to share. `pod` are the pod's containers; the reason is that of the first one without its CPUs.
     ///
-    /// An identifier is the name of an [`Obstacle`](pod::Obstacle), or `too_few_cpus` (none are free), `kernel` (it refused
+    /// An identifier is the name of an [`Obstacle`](pod::Obstacle), or `too_few_cpus` (none are free, or too few would stay shared), `kernel` (it refused
     /// the partition), `observe` (the agent pins nothing), or `waiting` (the next turns may pin it).
     pub fn not_pinned(&self, pod: &[ContainerState]) -> Option<&'static str> {
         // In a pod with exclusive CPUs, policy means to refuse them to the other containers.

@@ -10,6 +10,9 @@ use crate::cpu::{CoreKinds, Cores, CpuSet, Isolated, Numa, Order, Request};
 
 const PREFIX: &str = "pinfold.io/";
 
+/// The annotation that takes more CPUs from the node than the scheduler counts, and its value.
+pub(super) const SINGLE_CORES: (&str, &str) = ("pinfold.io/cores", "single");
+
 /// The annotations for preferences, without the prefix.
 const NAMES: [&str; 9] = [
     "placement",
@@ -27,6 +30,12 @@ const NAMES: [&str; 9] = [
 pub(super) fn is_preference(annotation: &str) -> bool {
     let name = annotation.strip_prefix(PREFIX);
     name.is_some_and(|name| NAMES.contains(&name))
+}
+
+/// Whether the pod's owner wants a single CPU of each core, with idle siblings: `pinfold.io/cores: single`.
+pub(super) fn wants_single_cores(pod: &Pod) -> bool {
+    let cores = pod.annotations.get(SINGLE_CORES.0);
+    cores.is_some_and(|word| word == SINGLE_CORES.1)
 }
 
 /// Preferences for the exclusive CPUs of a pod's containers. The configuration has the defaults,

@@ -2,6 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
+use super::cpu_preferences::{SINGLE_CORES, wants_single_cores};
 use super::quantity::format_cpu;
 use super::{CPUS_ANNOTATION, Container, ContainerKind, Pod, Recognition, RecognizedPod, Selector};
 use crate::cpu::MAX_CPU;
@@ -42,6 +43,8 @@ named! {
         NotGuaranteed => "not_guaranteed",
         /// The container has no CPU limit, or one that is no whole number of CPUs.
         CpuLimit => "cpu_limit",
+        /// The pod asks for idle siblings, which the policy does not allow.
+        SingleCores => "single_cores",
     }
 }
 
@@ -81,6 +84,9 @@ pub struct Policy {
     /// Whether only training pods get exclusive CPUs. Otherwise every pod counts, as with the
     /// kubelet's static policy.
     pub training_only: bool,
+    /// Whether pods may ask for a single CPU of each core (`pinfold.io/cores: single`), which takes the siblings, too, although
+    /// the scheduler may have promised them to other pods.
+    pub single_cores: bool,
 }
 
 impl Default for Policy {
@@ -88,6 +94,7 @@ impl Default for Policy {
         Self {
             selector: None,
             training_only: true,
+            single_cores: true,
         }
     }
 }
@@ -126,7 +133,7 @@ pub fn training(pod: &Pod, recognition: &Recognition, policy: &Policy) -> Traini
 /// The entitlement of a container.
 ///
 /// Exclusive CPUs need a training pod of QoS class Guaranteed and a CPU limit that is a whole
-/// number, at least 1. The annotation `shared` always wins. An unknown value of it counts as
+/// number, at least 1; and if the policy forbids idle siblings, a pod that does not ask for them. The annotation `shared` always wins. An unknown value of it counts as
 /// `shared`, since unwanted exclusive CPUs are the worse mistake. An init container inherits the
 /// CPUs of the pod's containers, and sidecars count like app containers.
 pub fn entitlement(pod: &RecognizedPod, container: &Container, policy: &Policy) -> Entitlement {
@@ -210,6 +217,14 @@ fn decide(
     }
     let cpus = whole_cpus(pod, container)
         .map_err(|reason| NotExclusive::Shared(Some(Obstacle::CpuLimit), reason))?;
+    if !policy.single_cores && wants_single_cores(pod) {
+        let (annotation, value) = SINGLE_CORES;
+        let reason = format!(
+            "annotation {annotation}={value} is not allowed on this node (policy.singleCores is false), because the idle siblings \
+             would be missing to other pods; remove it, or ask for whole cores ({annotation}=whole)"
+        );
+        return obstructed(Obstacle::SingleCores, reason);
+    }
     Ok((
         cpus,
         format!(

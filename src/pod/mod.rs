@@ -18,6 +18,7 @@
 //! 5. [`cpu_preferences`] reads how the pod's owner wants the CPUs to be placed.
 //! 6. [`thread_environment`] sizes the container's thread pools from its CPUs.
 //! 7. [`verdict`] compares a running container's threads with those that the environment explains.
+//! 8. [`Capacity`] tells how many CPUs a node can give, and what the kubelet must reserve so that the scheduler counts as many.
 //!
 //! Two annotations let a pod's owner decide: [`CPUS_ANNOTATION`] and [`THREADS_ANNOTATION`].
 //! [`PROCESSES_ANNOTATION`] gives a number that Pinfold can't read elsewhere. [`CpuPreferences`]
@@ -28,6 +29,7 @@
 
 #![warn(clippy::too_many_lines, clippy::excessive_nesting)]
 
+mod capacity;
 mod command;
 mod cpu_preferences;
 mod description;
@@ -51,6 +53,7 @@ mod uid;
 mod variables;
 mod verdict;
 
+pub use capacity::{Allocatable, AllocatableSource, Capacity, CapacityFinding, CapacityInput};
 pub use cpu_preferences::{Balancing, CpuPreferences, MemoryPolicy, cpu_preferences};
 pub use description::{Container, ContainerIds, ContainerKind, EnvSource, Pod, Qos, Resources};
 pub use entitlement::{

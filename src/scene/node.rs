@@ -18,6 +18,8 @@ pub struct Node {
     pub labels: BTreeMap<String, String>,
     /// The allocatable amounts by resource; empty if unknown.
     pub allocatable: BTreeMap<String, Amount>,
+    /// The CPUs that the node's kubelet counts before it reserves some, if known.
+    pub capacity_cpu: Option<Amount>,
     /// Whether the node is cordoned, so that the scheduler places no new pod on it.
     pub cordoned: bool,
     pub taints: Vec<NodeTaint>,
@@ -138,6 +140,7 @@ struct NodeItemSpec {
 #[serde(expecting = "a node's status")]
 struct NodeItemStatus {
     allocatable: Option<BTreeMap<String, Amount>>,
+    capacity: Option<BTreeMap<String, Amount>>,
 }
 
 // === impl Node ===
@@ -146,14 +149,12 @@ impl From<NodeItem> for Node {
     fn from(item: NodeItem) -> Self {
         let metadata = item.metadata.unwrap_or_default();
         let spec = item.spec.unwrap_or_default();
+        let status = item.status.unwrap_or_default();
         Self {
             name: metadata.name.unwrap_or_default(),
             labels: metadata.labels.unwrap_or_default(),
-            allocatable: item
-                .status
-                .unwrap_or_default()
-                .allocatable
-                .unwrap_or_default(),
+            allocatable: status.allocatable.unwrap_or_default(),
+            capacity_cpu: status.capacity.and_then(|mut all| all.remove("cpu")),
             cordoned: spec.unschedulable.unwrap_or_default(),
             taints: spec.taints.unwrap_or_default(),
         }

@@ -97,6 +97,38 @@ async fn each_change_of_the_labels_is_one_write() {
     assert_eq!(fake.count("apply", "nodes"), 3);
 }
 
+/// The kubelet writes the CPUs in its own way, and a Node may have none yet.
+#[tokio::test]
+async fn the_cpus_of_the_node_are_read_in_thousandths() {
+    let (fake, api) = cluster();
+    for (status, [allocatable, capacity]) in [
+        (json!({}), [None, None]),
+        (
+            json!({"allocatable": {"cpu": "3920m", "pods": "110"}, "capacity": {"cpu": "4"}}),
+            [Some(3920), Some(4000)],
+        ),
+        (
+            json!({"allocatable": {"cpu": "0"}, "capacity": {"memory": "1Gi"}}),
+            [Some(0), None],
+        ),
+        (
+            json!({"allocatable": {"cpu": "many"}, "capacity": {"cpu": "-1"}}),
+            [None, None],
+        ),
+    ] {
+        fake.put(&json!({
+            "apiVersion": "v1", "kind": "Node",
+            "metadata": {"name": "n1", "uid": "u1"}, "status": status,
+        }));
+        let node = read(&api, "n1").await.unwrap().unwrap();
+        assert_eq!(
+            [node.allocatable_cpu, node.capacity_cpu],
+            [allocatable, capacity],
+            "{status}"
+        );
+    }
+}
+
 #[tokio::test]
 async fn a_value_of_another_manager_is_reported_and_stays() {
     let (fake, api) = cluster();

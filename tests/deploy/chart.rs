@@ -498,6 +498,7 @@ fn the_chart_passes_lint_and_the_schema_refuses_invalid_values() {
         ("runtime=docker", "/runtime"),
         ("enforcement=maybe", "/enforcement"),
         ("reserved=all", "/reserved"),
+        ("sharedMinimum=101%", "/sharedMinimum"),
         ("enforcment=auto", "enforcment"),
         ("labelKeys={a'b}", "/labelKeys/0"),
         ("taintKeys={gpu}", "/taintKeys/0"),

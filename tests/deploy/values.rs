@@ -115,6 +115,16 @@ fn agent_cases() -> Vec<Case> {
             "cpuset",
         ),
         agent("reserved=0-1", "/env/[PINFOLD_RESERVED]/value", "0-1"),
+        agent(
+            "sharedMinimum=10%",
+            "/env/[PINFOLD_SHARED_MINIMUM]/value",
+            "10%",
+        ),
+        agent(
+            "sharedMinimum=0",
+            "/env/[PINFOLD_SHARED_MINIMUM]/value",
+            "0",
+        ),
         case(
             "config.maxMovesPerHour=3",
             ("ConfigMap", "pinfold"),

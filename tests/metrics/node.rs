@@ -5,10 +5,10 @@ use std::os::unix::fs::symlink;
 use std::path::Path;
 use std::time::Duration;
 
-use pinfold::agent::exporter;
+use pinfold::agent::{exporter, node_capacity};
 use pinfold::cluster::ApiCounters;
 use pinfold::cluster::scenes::{Phase, SlotState};
-use pinfold::cpu::CpuSet;
+use pinfold::cpu::{Cores, CpuSet, SharedMinimum};
 use pinfold::host::cgroup::Cgroups;
 use pinfold::host::proc::Proc;
 use pinfold::metrics::{AgentMetrics, Page, Sources};
@@ -17,8 +17,8 @@ use pinfold::pin::decide::RefusalSource;
 use pinfold::pin::snapshot::ContainerState;
 use pinfold::pin::{Enforcement, EnforcementCause, Snapshot};
 use pinfold::pod::{
-    ContainerKind, Entitlement, Obstacle, PodRole, Policy, Qos, RecognizedPod, ThreadPolicy,
-    thread_environment,
+    Allocatable, AllocatableSource, Capacity, CapacityInput, ContainerKind, Entitlement, Obstacle,
+    PodRole, Policy, Qos, RecognizedPod, ThreadPolicy, thread_environment,
 };
 use pinfold::scene::Slot;
 
@@ -246,6 +246,23 @@ pub(crate) fn page() -> Page {
     agent.runtime_call("CreateContainer", Duration::from_millis(3));
     agent.set_cpu_seconds(1.5);
     agent.write(&mut page);
+    let capacity = Capacity::new(&CapacityInput {
+        online: &snapshot.online,
+        available: &snapshot.online,
+        reserved: &snapshot.reserved,
+        cores: &snapshot.layout.cores,
+        preference: Cores::Preferred,
+        single_cores: true,
+        shared_minimum: SharedMinimum::default(),
+        owned: &snapshot.exclusive,
+        idle: &CpuSet::new(),
+    });
+    let allocatable = Allocatable {
+        millicores: 3920,
+        capacity: None,
+        source: AllocatableSource::Node,
+    };
+    node_capacity::write_capacity(&mut page, &capacity, Some(&allocatable));
     exporter::write_requests(&mut page, &ApiCounters::default());
     exporter::write_connection(&mut page, true, [3, 0], Some(1_700_000_000.5));
     let slot = SlotState {

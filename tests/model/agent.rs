@@ -9,7 +9,7 @@ use std::sync::Arc;
 use pinfold::agent::world::{PendingAssignments, PodStore};
 use pinfold::agent::{PodKey, PodSource, PodsChange, PodsUpdate};
 use pinfold::cpu::TopologyFacts;
-use pinfold::cpu::{CpuSet, Numbering, Placer, Shape as Machine, Topology};
+use pinfold::cpu::{CpuSet, Numbering, Placer, Shape as Machine, SharedMinimum, Topology};
 use pinfold::host::cgroup::{PartitionKind as Made, PodCgroup};
 use pinfold::pin::decide::{DecisionContext, DecisionInput, Decisions, decide};
 use pinfold::pin::{AssignmentRecord, Enforcement, Ledger, Observed, Reason, Step, plan};
@@ -331,6 +331,7 @@ impl Setup {
                 placer: &machine.1,
                 memory_nodes: &machine.0.memory_nodes(),
                 reserved: &set(self.reserved(world)),
+                shared_minimum: SharedMinimum::default(),
                 policy: &Policy::default(),
                 preferences: &CpuPreferences::default(),
                 devices: &BTreeMap::new(),

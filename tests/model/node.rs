@@ -10,7 +10,7 @@ use std::time::Duration;
 use pinfold::agent::kernel::Kernel;
 use pinfold::agent::turn::{self, NeedsAllPods, TurnContext, TurnEnd, TurnResult};
 use pinfold::agent::world::{CgroupChanges, Heartbeat, PodStore, World as AgentWorld};
-use pinfold::cpu::{CpuSet, Placer, Topology};
+use pinfold::cpu::{CpuSet, Placer, SharedMinimum, Topology};
 use pinfold::host::cgroup::{CgroupError, Cpuset, PodCgroup, PodSurroundings};
 use pinfold::metrics::AgentMetrics;
 use pinfold::pin::decide::DecisionContext;
@@ -372,6 +372,7 @@ impl<'a> ModelNode<'a> {
                 placer: &self.machine.1,
                 memory_nodes: &self.memory_nodes,
                 reserved: &self.reserved,
+                shared_minimum: SharedMinimum::default(),
                 policy: &self.policy,
                 preferences: &self.preferences,
                 devices: &self.devices,

@@ -201,6 +201,59 @@ fn invented_nodes_are_candidates() {
     assert_eq!(on, ["a", "c", "c", "c", "b", "b", "b"]);
 }
 
+/// The scheduler places the tasks, because their requests fit, and one node can't give the last task its exclusive CPU.
+#[test]
+fn a_task_without_enough_exclusive_cpus_has_a_reason() {
+    let scenes = here("deploy/examples/scenes.yaml");
+    let scenes = scenes.to_str().unwrap();
+    let case = [scenes, "--scene", "2", "--case", "1", "--count", "2"];
+    let simulated = |more: &[&str]| printed(&[&case[..], more].concat());
+    let (code, out, error) = simulated(&["--cpu", "10"]);
+    assert_eq!((code, error.as_str()), (Some(1), ""), "{out}");
+    assert!(
+        out.ends_with(
+            "0 pending\ntoo few exclusive CPUs: worker 9 is entitled to 1, and node-1 has 0 left: it can give 9 of its 10, and the \
+             job's other tasks there own 9\n"
+        ),
+        "{out}"
+    );
+    let (_, out, _) = simulated(&["--cpu", "10", "-o", "json"]);
+    let answer: Value = serde_json::from_str(&out).unwrap();
+    let too_few = answer["tooFewCpus"].as_array().unwrap();
+    assert_eq!(
+        (too_few.len(), &too_few[0]["task"]),
+        (1, &json!(9)),
+        "{answer}"
+    );
+    for (more, code) in [
+        (&["--cpu", "11"][..], 0),
+        (&["--cpu", "10", "--reserved", "0"], 0),
+        (&["--cpu", "11", "--reserved", "2"], 1),
+        (&["--cpu", "11", "--shared-minimum", "20%"], 1),
+        (&["--cpu", "11", "--shared-minimum", "1"], 0),
+        // How many CPUs the nodes have is unknown.
+        (&[], 0),
+        (&["--cpu", "11", "--shared-minimum", "x"], 2),
+    ] {
+        assert_eq!(simulated(more).0, Some(code), "{more:?}");
+    }
+    // Tasks on shared CPUs need none.
+    let folder = tempfile::tempdir().unwrap();
+    let job = folder.path().join("job.yaml");
+    for text in [
+        "pin: false\n",
+        "roles: {worker: {pin: false, limits: {cpu: 900m, memory: 1Gi}}}\n",
+    ] {
+        fs::write(&job, text).unwrap();
+        let job = job.to_str().unwrap();
+        assert_eq!(
+            simulated(&["--cpu", "10", "--job", job]).0,
+            Some(0),
+            "{text}"
+        );
+    }
+}
+
 fn printed(args: &[&str]) -> (Option<i32>, String, String) {
     let output = assert_cmd::Command::new(env!("CARGO_BIN_EXE_pinfold"))
         .args(["scene", "simulate"])
@@ -226,7 +279,7 @@ fn as_people_and_programs_see_it() {
     let scenes = here("deploy/examples/scenes.yaml");
     let scenes = scenes.to_str().unwrap();
     let (code, out, error) = printed(&[
-        scenes, "--scene", "2", "--case", "2", "--count", "9", "--cpu", "10", "--memory", "64Gi",
+        scenes, "--scene", "2", "--case", "2", "--count", "9", "--cpu", "11", "--memory", "64Gi",
     ]);
     assert_eq!((code, error.as_str()), (Some(1), ""));
     let words: Vec<&str> = out.lines().nth(1).unwrap().split_whitespace().collect();
@@ -252,7 +305,7 @@ fn as_people_and_programs_see_it() {
     // The nodes' present labels instead of the future labels; the job's requests instead of the plan's.
     let list = json!({"kind": "List", "items": [
         {"kind": "Node", "metadata": {"name": "a", "labels": {"SCENCE": "1", "CASE": "1", "INDEX": "0"}},
-         "status": {"allocatable": {"cpu": "12", "memory": "64Gi", "pods": "110"}},
+         "status": {"allocatable": {"cpu": "12", "memory": "64Gi", "pods": "110"}, "capacity": {"cpu": "14"}},
          "spec": {"taints": [{"key": "x", "effect": "PreferNoSchedule"}]}},
         {"kind": "Node", "metadata": {"name": "b"}},
     ]});

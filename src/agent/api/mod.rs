@@ -12,6 +12,7 @@
 //! `ClusterContext::start` starts the tasks. They end at once when the agent stops; only waiting
 //! Events get a short time.
 
+mod allocatable;
 pub(super) mod context;
 mod last_slot;
 mod link;
@@ -38,7 +39,9 @@ use crate::cluster::pods as followed;
 use crate::cluster::scenes::{self as followed_scenes, Scenes};
 use crate::host::cgroup::Cgroups;
 use crate::pin::Snapshot;
+use crate::pod::Allocatable;
 
+pub(super) use allocatable::of_node;
 use context::node_name;
 pub use context::{ApiPods, ClusterContext};
 pub(super) use link::{ClusterLink, ClusterLinkState};
@@ -51,6 +54,8 @@ pub(super) struct ApiTasks {
     pub(super) link: ClusterLink,
     /// This node's pods, as the API server lists them.
     pub(super) pods: watch::Receiver<ApiPods>,
+    /// The CPUs that the scheduler counts, as the Node says, once it is read.
+    pub(super) allocatable: watch::Receiver<Option<Allocatable>>,
     /// Writes the Events, and ends when all recorders are dropped.
     pub(super) writer: JoinHandle<()>,
 }
@@ -164,6 +169,9 @@ impl ClusterContext {
         });
         let (api, name) = (self.api.clone(), self.node.clone());
         tasks.spawn(own_uid::tell(api, name, known.clone(), reconciler.clone()));
+        let (reported, allocatable_cpus) = watch::channel(None);
+        let (api, name) = (self.api.clone(), self.node.clone());
+        tasks.spawn(allocatable::follow(api, name, reported));
         tasks.spawn(pods::take(pod_events, connection, pods, reconciler));
 
         let (recorder, writing) = Recorder::new(
@@ -190,6 +198,7 @@ impl ClusterContext {
         ApiTasks {
             link,
             pods: known,
+            allocatable: allocatable_cpus,
             writer,
         }
     }

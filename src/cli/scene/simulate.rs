@@ -11,15 +11,19 @@ use serde_json::{Value, json};
 use super::super::OutputFormat;
 
 use super::case::CaseArgs;
-use crate::experiment::{AMOUNTS, JobTask, Simulation, claimed, invented, settle, simulate};
+use crate::cpu::SharedMinimum;
+use crate::experiment::{
+    AMOUNTS, JobTask, Simulation, claimed, invented, settle, simulate, too_few_cpus,
+};
 use crate::scene::{Amount, Slots, slots};
 use crate::text::counted;
 use crate::text::values::whole;
 
 /// Show where each task of a case would run, before any object exists, and why tasks would stay pending.
 ///
-/// The simulation checks the nodes' labels, cordons and taints, and the allocatable resources that the job's other tasks
-/// leave. It does not know what other pods use.
+/// The simulation checks the nodes' labels, cordons and taints, the allocatable resources that the job's other tasks leave, and
+/// whether the nodes can give the exclusive CPUs. It knows neither what other pods use nor how the CPUs of a node lie (see
+/// pinfold plan).
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:
   pinfold scene simulate plan.yaml --scene 2 --case 2 --count 10 --cpu 8 --memory 64Gi
@@ -30,7 +34,7 @@ use crate::text::values::whole;
   pinfold scene simulate --live                       use the plan and the nodes of the cluster
   pinfold scene simulate plan.yaml --job job.yaml --count 10 -o json
 
-Exit codes: 0 every task has a node, 1 some tasks would stay pending, 2 bad input.")]
+Exit codes: 0 every task has a node and its CPUs, 1 a task would stay pending or get too few exclusive CPUs, 2 bad input.")]
 pub(super) struct SimulateArgs {
     #[command(flatten)]
     case: CaseArgs,
@@ -46,6 +50,12 @@ pub(super) struct SimulateArgs {
     /// Allocatable memory of each invented node [default: not checked]
     #[arg(long, value_name = "BYTES", requires = "count")]
     memory: Option<String>,
+    /// How many CPUs the agent of each node reserves: the threads of a core.
+    #[arg(long, value_name = "CPUS", default_value = "1", value_parser = whole::<u64>(0..=u64::MAX))]
+    reserved: u64,
+    /// CPUs that exclusive assignments leave to everybody else on each node, reserved ones included: a number, or a share
+    #[arg(long, value_name = "MINIMUM", default_value_t)]
+    shared_minimum: SharedMinimum,
     /// Label the nodes as agents would, before the simulation.
     #[arg(long)]
     claim: bool,
@@ -98,19 +108,30 @@ impl SimulateArgs {
         let requested = settle(&plan, (&scene, &case), &job, AMOUNTS)
             .map_err(|faults| super::render::refused("simulated", &faults))?;
         let simulation = simulate(&plan, (&scene, &case), &requested, &nodes, AMOUNTS)?;
+        let kept = |cpus| self.kept(cpus);
+        let too_few = too_few_cpus(&simulation, &requested, &nodes, AMOUNTS, kept);
         match self.output {
-            OutputFormat::Text => super::super::emit(table(&slots, &simulation))?,
-            form => form.print(&object(&slots, &simulation))?,
+            OutputFormat::Text => super::super::emit(table(&slots, &simulation, &too_few))?,
+            form => form.print(&object(&slots, &simulation, &too_few))?,
         }
-        Ok(if simulation.pending.is_empty() {
-            ExitCode::SUCCESS
-        } else {
-            ExitCode::from(1)
-        })
+        let works = simulation.pending.is_empty() && too_few.is_empty();
+        Ok(ExitCode::from(u8::from(!works)))
+    }
+
+    /// How many CPUs of a node are for everybody else.
+    fn kept(&self, cpus: u64) -> u64 {
+        let minimum = self
+            .shared_minimum
+            .of(usize::try_from(cpus).unwrap_or(usize::MAX));
+        self.reserved
+            .max(u64::try_from(minimum).unwrap_or(u64::MAX))
     }
 }
 
-fn object(slots: &Slots, simulation: &Simulation) -> Value {
+/// Tasks, each with a reason.
+type Reasons = [(JobTask, String)];
+
+fn object(slots: &Slots, simulation: &Simulation, too_few: &Reasons) -> Value {
     let task = |task: &JobTask, key: &str, value: &str| {
         let mut object = json!({"role": task.role, "task": task.index, "index": task.slot.index});
         if let Some(fields) = object.as_object_mut() {
@@ -129,11 +150,12 @@ fn object(slots: &Slots, simulation: &Simulation) -> Value {
         "case": slots.case(),
         "placed": simulation.placed.iter().map(|(one, node)| task(one, "node", node)).collect::<Vec<_>>(),
         "pending": simulation.pending.iter().map(|(one, why)| task(one, "why", why)).collect::<Vec<_>>(),
+        "tooFewCpus": too_few.iter().map(|(one, why)| task(one, "why", why)).collect::<Vec<_>>(),
         "notes": simulation.notes,
     })
 }
 
-fn table(slots: &Slots, simulation: &Simulation) -> Vec<String> {
+fn table(slots: &Slots, simulation: &Simulation, too_few: &Reasons) -> Vec<String> {
     let mut by_node: BTreeMap<&str, Vec<&JobTask>> = BTreeMap::new();
     for (task, node) in &simulation.placed {
         by_node.entry(node).or_default().push(task);
@@ -166,6 +188,8 @@ fn table(slots: &Slots, simulation: &Simulation) -> Vec<String> {
     }
     let reasons = reasons.iter();
     lines.extend(reasons.map(|(why, tasks)| format!("pending: {}: {why}", ranges(tasks))));
+    let too_few = too_few.iter();
+    lines.extend(too_few.map(|(task, why)| format!("too few exclusive CPUs: {task} {why}")));
     let notes = simulation.notes.iter();
     lines.extend(notes.map(|note| format!("note: {note}")));
     lines

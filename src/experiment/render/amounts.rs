@@ -204,6 +204,16 @@ pub(super) fn final_resources(
 // === impl TaskResources ===
 
 impl TaskResources {
+    /// The exclusive CPUs that a task is entitled to; 0 for a task on shared CPUs.
+    pub fn exclusive_cpus(&self, amounts: Amounts) -> u64 {
+        let of_role = RoleAmounts { role: "", amounts };
+        if self.pin == Some(false) || self.pin.is_none() && !of_role.is_pinnable(self) {
+            return 0;
+        }
+        let limit = self.limits.get("cpu");
+        limit.map_or(0, |cpu| of_role.read("cpu", cpu) / 1000)
+    }
+
     /// The amounts that a task requests: the requests, or the limits of a task without requests or with pinning.
     pub fn requested(&self) -> BTreeMap<&str, &Amount> {
         let (first, then) = match self.pin {

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use serde::Serialize;
 
 use super::known::{Description, KnownPod, KnownPods};
-use crate::cpu::{CpuSet, Placer, Topology};
+use crate::cpu::{CpuSet, Placer, SharedMinimum, Topology};
 use crate::pin::{Enforcement, Ledger};
 use crate::pod::{
     self, Container, ContainerKind, CpuPreferences, Entitlement, ObjectName, Policy, Qos,
@@ -25,6 +25,8 @@ pub struct DecisionContext<'a> {
     pub memory_nodes: &'a CpuSet,
     /// CPUs excluded from assignments.
     pub reserved: &'a CpuSet,
+    /// How many CPUs exclusive assignments leave to everybody else.
+    pub shared_minimum: SharedMinimum,
     pub policy: &'a Policy,
     /// The default preferences, for pods without preferences.
     pub preferences: &'a CpuPreferences,

@@ -6,7 +6,7 @@ use super::super::assignment::union;
 use super::input::{ContainerMove, DecisionInput, IN_SHARED_POOL, PodRequest, ShortfallNote};
 use super::known::Description;
 use crate::cpu::{
-    CoreKinds, Cores, CpuSet, Owner, Placement, PlacementRefusal, Request, cpu_count,
+    CoreKinds, Cores, CpuSet, Owner, Placement, PlacementRefusal, Request, SharedMinimum, cpu_count,
 };
 use crate::pin::{Ledger, PodAssignment};
 use crate::pod::ContainerIds;
@@ -20,6 +20,8 @@ pub(super) struct PlacementPass<'a> {
     /// CPUs that a pod gives up stay excluded until the release is done. Otherwise a crash before
     /// it could leave two owners.
     excluded: CpuSet,
+    /// CPUs that neither a pod nor everybody else can use now: those that others own, and those that are being given up.
+    unusable: CpuSet,
     /// The online CPUs that pods may use. The others are withheld.
     available: CpuSet,
     pub assignments: BTreeMap<String, PodAssignment>,
@@ -38,6 +40,35 @@ struct SpareCpus {
     rest_stays: bool,
 }
 
+/// Why a container gets none of its missing CPUs.
+#[derive(Debug, thiserror::Error)]
+enum Shortfall {
+    #[error(transparent)]
+    Placement(#[from] PlacementRefusal),
+    /// Too few CPUs would be left to everybody else.
+    #[error(
+        "{}{} would leave {left} to everybody else, and at least {minimum} must stay shared (sharedMinimum is {configured})",
+        cpu_count(*.cpus),
+        with_idle(*.idle)
+    )]
+    SharedMinimum {
+        cpus: usize,
+        /// The siblings that would be kept idle.
+        idle: usize,
+        left: usize,
+        minimum: usize,
+        configured: SharedMinimum,
+    },
+}
+
+fn with_idle(siblings: usize) -> String {
+    match siblings {
+        0 => String::new(),
+        1 => " and an idle sibling".to_owned(),
+        siblings => format!(" and {siblings} idle siblings"),
+    }
+}
+
 // === impl PlacementPass ===
 
 impl<'a> PlacementPass<'a> {
@@ -46,14 +77,12 @@ impl<'a> PlacementPass<'a> {
         ledger: &Ledger,
         requests: &'a [PodRequest<'a>],
     ) -> Self {
+        let unusable = ledger.excluded.union(&ledger.exclusive());
         Self {
             inputs,
             requests,
-            excluded: inputs
-                .context
-                .reserved
-                .union(&ledger.excluded)
-                .union(&ledger.exclusive()),
+            excluded: inputs.context.reserved.union(&unusable),
+            unusable,
             available: ledger.available(&inputs.context.topology.online),
             assignments: ledger.assignments.clone(),
             spare: BTreeMap::new(),
@@ -78,6 +107,47 @@ impl<'a> PlacementPass<'a> {
             }
         }
         free
+    }
+
+    /// The CPUs that everybody else has now, and how many of them must stay.
+    fn shared(&self) -> (usize, usize) {
+        let owned = union(self.assignments.values().map(PodAssignment::cpus));
+        let taken = owned.union(&self.unusable);
+        let minimum = self.inputs.context.shared_minimum;
+        let left = self.available.difference(&taken).len();
+        (left, minimum.of(self.available.len()))
+    }
+
+    /// Checks that a placement, with the siblings that it keeps idle, leaves enough CPUs to everybody else.
+    fn check_shared(&self, placement: &Placement) -> Result<(), Shortfall> {
+        let (shared, minimum) = self.shared();
+        let (cpus, idle) = (placement.cpus.len(), placement.idle.len());
+        let left = shared.saturating_sub(cpus + idle);
+        if left >= minimum {
+            return Ok(());
+        }
+        Err(Shortfall::SharedMinimum {
+            cpus,
+            idle,
+            left,
+            minimum,
+            configured: self.inputs.context.shared_minimum,
+        })
+    }
+
+    /// Whether enough CPUs would be left to everybody else if the request got as few CPUs as it can.
+    fn may_fit(&self, request: &Request) -> bool {
+        let (shared, minimum) = self.shared();
+        let taken = match request.cores {
+            Cores::Single => {
+                let cores = self.inputs.context.topology.cores();
+                let mut sizes: Vec<usize> = cores.iter().map(CpuSet::len).collect();
+                sizes.sort_unstable();
+                sizes.iter().take(request.cpus).sum::<usize>()
+            }
+            Cores::Preferred | Cores::Whole => request.cpus,
+        };
+        taken.max(request.cpus).saturating_add(minimum) <= shared
     }
 
     fn withheld(&self) -> CpuSet {
@@ -348,8 +418,20 @@ impl<'a> PlacementPass<'a> {
     }
 
     /// Places the missing CPUs of a container: beside its CPUs, else among the CPUs chosen for the
-    /// whole pod, else anywhere.
+    /// whole pod, else anywhere. Enough CPUs stay with everybody else.
     fn place_container(
+        &self,
+        pod: &PodRequest<'_>,
+        own: &CpuSet,
+        missing: usize,
+        together: Option<&CpuSet>,
+    ) -> Result<Placement, Shortfall> {
+        let placement = self.choose(pod, own, missing, together)?;
+        self.check_shared(&placement)?;
+        Ok(placement)
+    }
+
+    fn choose(
         &self,
         pod: &PodRequest<'_>,
         own: &CpuSet,
@@ -442,7 +524,8 @@ impl<'a> PlacementPass<'a> {
     /// Returns whether any container moves.
     fn make_room(&mut self, request: &Request) -> bool {
         let left = self.inputs.moves.saturating_sub(self.moves.len()).min(2);
-        if left == 0 {
+        // Nobody moves for a container that may not have the CPUs anyway.
+        if left == 0 || !self.may_fit(request) {
             return false;
         }
         let mut names = Vec::new();
@@ -498,7 +581,7 @@ impl<'a> PlacementPass<'a> {
 }
 
 /// The note of a container that could not get all of its CPUs.
-fn shortfall(own: &CpuSet, error: &PlacementRefusal) -> String {
+fn shortfall(own: &CpuSet, error: &Shortfall) -> String {
     match own.len() {
         0 => format!("{IN_SHARED_POOL}{error}"),
         count => format!(

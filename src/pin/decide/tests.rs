@@ -1,5 +1,5 @@
 use super::*;
-use crate::cpu::{NumaNode, Numbering, PlacementRefusal, Placer, Shape};
+use crate::cpu::{NumaNode, Numbering, PlacementRefusal, Placer, Shape, SharedMinimum};
 use crate::pin::Enforcement;
 use crate::pod::ObjectName;
 use crate::pod::{self, CpuPreferences, Pod, Policy, Resources, recognized};
@@ -77,6 +77,7 @@ struct TestNode {
     placer: Placer,
     memory_nodes: CpuSet,
     reserved: CpuSet,
+    shared_minimum: SharedMinimum,
     policy: Policy,
     preferences: CpuPreferences,
     devices: BTreeMap<ObjectName, CpuSet>,
@@ -91,6 +92,7 @@ impl TestNode {
             memory_nodes: topology.memory_nodes(),
             topology,
             reserved,
+            shared_minimum: SharedMinimum::default(),
             policy: Policy::default(),
             preferences: CpuPreferences::default(),
             devices: BTreeMap::new(),
@@ -105,6 +107,7 @@ impl TestNode {
                 placer: &self.placer,
                 memory_nodes: &self.memory_nodes,
                 reserved: &self.reserved,
+                shared_minimum: self.shared_minimum,
                 policy: &self.policy,
                 preferences: &self.preferences,
                 devices: &self.devices,

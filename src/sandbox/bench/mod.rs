@@ -36,7 +36,7 @@ use super::interference::MeasuredInterference;
 use super::local_node::{LocalNode, TREE};
 use crate::agent::config::{AutoSwitch, Config, EnforcementChoice, Metrics, Runtime};
 use crate::agent::{self, Agent, AgentNode};
-use crate::cpu::CpuSet;
+use crate::cpu::{CpuSet, SharedMinimum};
 use crate::pin::Enforcement;
 use guard::CleanupGuard;
 pub use guard::sweep;
@@ -193,6 +193,8 @@ fn agent_config(options: &BenchOptions) -> Config {
         // Any free port will do, because only the bench sends requests to the agent.
         listen: std::net::SocketAddr::from(([127, 0, 0, 1], 0)),
         reserved: Some(options.plan.reserved.clone()),
+        // The plan has counted the CPUs, and nobody was promised any in the bench's tree.
+        shared_minimum: SharedMinimum::Cpus(0),
         enforcement: options.enforcement,
         metrics: Metrics {
             max_shared_counters: SHARED_COUNTERS,

@@ -19,6 +19,7 @@ use super::local_node::{LocalNode, TREE};
 use super::neighbors::NeighborKind;
 use crate::agent::config::{AutoSwitch, Config, Metrics, Runtime};
 use crate::agent::{Agent, AgentNode};
+use crate::cpu::SharedMinimum;
 pub use proof::{Attempt, Means, Outcome, Proof};
 pub use report::{DemoReport, DemoRow, Effect, Figures, Metric, Round};
 pub use slice::DemoFrame;
@@ -80,6 +81,8 @@ pub async fn run(
         cgroup_dir: options.cgroup_dir.clone(),
         pod_cgroups: vec![TREE.to_owned()],
         listen: options.listen,
+        // Nobody was promised any CPUs in the demo's tree.
+        shared_minimum: SharedMinimum::Cpus(0),
         // Sampling a few pods often is cheap and shows more.
         metrics: Metrics {
             connection_interval: Duration::from_secs(2),

@@ -86,6 +86,10 @@ recursiveReadOnly: IfPossible
 - name: PINFOLD_RESERVED
   value: {{ . | quote }}
 {{- end }}
+{{- if ne (toString .Values.sharedMinimum) "" }}
+- name: PINFOLD_SHARED_MINIMUM
+  value: {{ .Values.sharedMinimum | quote }}
+{{- end }}
 {{- with .Values.log.level }}
 - name: PINFOLD_LOG_LEVEL
   value: {{ . | quote }}

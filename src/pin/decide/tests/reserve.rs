@@ -266,3 +266,148 @@ fn a_pod_with_too_few_cpus_on_offer_gets_none() {
     assert_eq!(cpus(&decisions), ["shared"]);
     assert_eq!(decisions.containers[0].refused, Some(RefusalSource::Room));
 }
+
+/// Decides about pods on the machine of these tests, on which at least `minimum` CPUs stay shared.
+fn leaving(minimum: &str, pods: &[Pod], ledger: &Ledger) -> Decisions {
+    let mut node = TestNode::new(machine(), set("0-1"));
+    node.shared_minimum = minimum.parse().unwrap();
+    let pods = recognized(pods.iter().cloned());
+    decide(&node.input(&pods), ledger)
+}
+
+fn single(uid: &str, cpus: u64) -> Pod {
+    let mut pod = app(uid, cpus);
+    let cores = ("pinfold.io/cores".to_owned(), "single".to_owned());
+    pod.annotations.extend([cores]);
+    pod
+}
+
+#[test]
+fn enough_cpus_stay_with_everybody_else() {
+    let none = Ledger::default();
+    for (minimum, cpus, given) in [
+        ("0", 14, true),
+        ("2", 14, true),
+        ("3", 14, false),
+        ("25%", 12, true),
+        ("25%", 13, false),
+        ("100%", 1, false),
+        ("4000000000", 1, false),
+    ] {
+        let decisions = leaving(minimum, &[app("a", cpus)], &none);
+        let one = &decisions.containers[0];
+        assert_eq!(
+            one.cpus.is_some(),
+            given,
+            "{minimum} {cpus}: {:?}",
+            one.note
+        );
+        assert_eq!(one.refused, (!given).then_some(RefusalSource::Room));
+    }
+    let decisions = leaving("25%", &[app("a", 13)], &none);
+    let note = "stays in the shared pool: 13 CPUs would leave 3 to everybody else, and at least 4 must stay shared \
+                (sharedMinimum is 25%)";
+    assert_eq!(decisions.containers[0].note.as_deref(), Some(note));
+}
+
+#[test]
+fn idle_siblings_count_as_taken() {
+    let pods: Vec<Pod> = (0..7)
+        .map(|number| single(&format!("p{number}"), 1))
+        .collect();
+    let shared = |minimum: &str| {
+        let decisions = leaving(minimum, &pods, &Ledger::default());
+        let given = decisions.containers.iter();
+        let given = given.filter(|one| one.cpus.is_some()).count();
+        let note = decisions.containers.last().unwrap().note.clone();
+        (given, decisions.desired.shared().len(), note)
+    };
+    assert_eq!(shared("0"), (7, 2, None));
+    let (given, left, note) = shared("6");
+    assert_eq!((given, left), (5, 6));
+    assert!(
+        note.unwrap()
+            .contains("1 CPU and an idle sibling would leave 4 to everybody else"),
+    );
+    // An odd minimum leaves one more, because a core is taken whole.
+    assert_eq!(shared("5").1, 6);
+}
+
+#[test]
+fn what_runs_stays_when_the_minimum_grows() {
+    let owners = ledger(&[("a", "main", "2-13")]);
+    let decisions = leaving("50%", &[app("a", 12), app("b", 1)], &owners);
+    assert_eq!(cpus(&decisions), ["2-13", "shared"]);
+    // A resize gets no more, and a smaller limit gives back.
+    let decisions = leaving("50%", &[app("a", 14)], &owners);
+    let note = decisions.containers[0].note.as_deref().unwrap();
+    assert!(note.starts_with("keeps the 12 CPUs that it has"), "{note}");
+    assert_eq!(cpus(&leaving("50%", &[app("a", 8)], &owners)), ["2-9"]);
+}
+
+/// The withheld CPUs are for others, so the share is one of those that pods can use.
+#[test]
+fn a_share_is_one_of_the_cpus_that_pods_can_use() {
+    let ledger = Ledger {
+        offered: Some(set("0-7")),
+        ..Ledger::default()
+    };
+    let given = |cpus| {
+        leaving("50%", &[app("a", cpus)], &ledger).containers[0]
+            .cpus
+            .is_some()
+    };
+    assert_eq!([given(4), given(5)], [true, false]);
+}
+
+#[test]
+fn no_container_moves_for_one_that_the_minimum_refuses() {
+    let owners = ledger(&[("a", "main", "2-5"), ("b", "main", "8")]);
+    let pods = recognized([app("a", 4), app("b", 1), single("c", 4)]);
+    let moved = |minimum: &str| {
+        let mut node = TestNode::new(machine(), set("0-1"));
+        node.preferences.movable = true;
+        node.shared_minimum = minimum.parse().unwrap();
+        let input = DecisionInput {
+            moves: 2,
+            ..node.input(&pods)
+        };
+        !decide(&input, &owners).moves.is_empty()
+    };
+    assert_eq!([moved("0"), moved("50%")], [true, false]);
+}
+
+/// What `doctor` and `status` promise is what pods get.
+#[test]
+fn the_capacity_is_what_decisions_give() {
+    use crate::cpu::Cores;
+    use crate::pod::{Capacity, CapacityInput};
+
+    for (preference, each) in [(Cores::Preferred, 1), (Cores::Whole, 2), (Cores::Single, 1)] {
+        for minimum in ["0", "5%", "3", "25%", "30%", "7", "99%", "100%"] {
+            let mut node = TestNode::new(machine(), set("0-1"));
+            node.shared_minimum = minimum.parse().unwrap();
+            node.preferences.cores = preference;
+            let pods = recognized((0..16).map(|number| app(&format!("p{number}"), each)));
+            let decisions = decide(&node.input(&pods), &Ledger::default());
+            let given = decisions
+                .containers
+                .iter()
+                .filter_map(|one| one.cpus.as_ref());
+            let given: usize = given.map(CpuSet::len).sum();
+            let none = CpuSet::new();
+            let capacity = Capacity::new(&CapacityInput {
+                online: &node.topology.online,
+                available: &node.topology.online,
+                reserved: &node.reserved,
+                cores: &node.topology.cores(),
+                preference,
+                single_cores: true,
+                shared_minimum: node.shared_minimum,
+                owned: &none,
+                idle: &none,
+            });
+            assert_eq!(capacity.assignable, given, "{preference:?} {minimum}");
+        }
+    }
+}
