@@ -7,14 +7,14 @@ use std::time::Duration;
 use anyhow::Context;
 
 use super::changes::ChangedCgroups;
-use super::config::{Config, EnforcementChoice};
+use super::config::{Config, EnforcementChoice, SourceChoice};
 use crate::cpu::{CpuSet, Layout, Placer, Topology};
 use crate::host::cgroup::{CgroupVersion, Cgroups, PodCgroup};
 use crate::host::pod_resources::{CpuManager, PodResources};
 use crate::host::topology::{HotplugFiles, HotplugState};
 use crate::host::{proc::Proc, topology};
-use crate::pin::decide::{DecisionContext, default_reserved};
-use crate::pin::{Enforcement, EnforcementCause, Ledger, Observed, Scan};
+use crate::pin::decide::{DecisionContext, KubeletCpus, default_reserved};
+use crate::pin::{Enforcement, EnforcementCause, Ledger, Observed, PlacementSource, Scan};
 use crate::pod::{
     ObjectName, RecognizedPod, ThreadBasis, ThreadEnvironment, ThreadPolicy, thread_environment,
 };
@@ -22,8 +22,8 @@ use crate::pod::{
 /// How long the agent waits at its start for the kubelet's answer.
 const FIRST_ANSWER: Duration = Duration::from_secs(2);
 
-/// The node as it was found at the start. A kubelet that assigns CPUs changes the enforcement
-/// later.
+/// The node as it was found at the start. A kubelet that assigns CPUs changes the source of
+/// placements and the enforcement later.
 #[derive(Debug, Clone)]
 pub struct AgentNode {
     pub config: Config,
@@ -46,6 +46,8 @@ pub struct AgentNode {
     pub enforcement_cause: EnforcementCause,
     /// The reason for the enforcement, as a sentence.
     pub enforcement_reason: String,
+    /// Who chooses the exclusive CPUs now.
+    pub placement_source: PlacementSource,
     /// The enforcement, its cause and its reason for a node without a kubelet that assigns CPUs.
     alone: (Enforcement, EnforcementCause, String),
     /// The last known state of the kubelet's CPU Manager. `None` for cgroups outside any kubelet.
@@ -102,6 +104,7 @@ impl AgentNode {
             enforcement,
             enforcement_cause,
             enforcement_reason,
+            placement_source: PlacementSource::Pinfold,
             alone,
             cpu_manager: None,
             suspended: None,
@@ -163,44 +166,64 @@ impl AgentNode {
         self.cpu_manager
     }
 
-    /// Only observes while a kubelet assigns CPUs, and enforces again once it stops. While a
-    /// kubelet does not answer, new assignments are suspended. Returns whether the enforcement or
-    /// the suspension changed.
+    /// Takes the state of the kubelet's CPU Manager: who chooses CPUs follows, and what is enforced.
+    /// While a kubelet does not answer, Pinfold makes no new assignments. Returns whether the
+    /// source, the enforcement or the suspension changed.
     pub(super) fn set_cpu_manager(&mut self, now: CpuManager) -> bool {
         // The cgroups are outside any kubelet, so the enforcement stays.
         if self.cpu_manager.is_none() {
             return false;
         }
         self.cpu_manager = Some(now);
-        let socket = PodResources::new(&self.config.root_dir)
-            .socket()
-            .display()
-            .to_string();
-        let blocked = match now {
-            CpuManager::NoSocket | CpuManager::Disabled | CpuManager::Unanswered => None,
-            CpuManager::Assigns => Some(format!(
-                "the kubelet's CPU Manager assigns CPUs (policy static, according to {socket}); set its policy to none to let \
-                 Pinfold pin"
-            )),
-        };
-        let (enforcement, cause, reason) = match blocked {
-            Some(reason) if self.alone.0 != Enforcement::Observe => {
-                (Enforcement::Observe, EnforcementCause::CpuManager, reason)
+        let kubelet = PodResources::new(&self.config.root_dir);
+        let socket = kubelet.socket().display();
+        let source = placement_source(self.config.placement.source, now);
+        let (enforcement, cause, reason) = match (source, self.alone.0) {
+            (_, Enforcement::Observe) => self.alone.clone(),
+            (PlacementSource::Kubelet, Enforcement::Partition) => {
+                let (enforcement, cause, reason) = self.alone.clone();
+                let choice = format!(
+                    "the kubelet's CPU Manager chooses the CPUs (policy static, according to {socket})"
+                );
+                (enforcement, cause, format!("{reason}; {choice}"))
             }
-            _ => self.alone.clone(),
+            (PlacementSource::Kubelet, _) => (
+                Enforcement::Observe,
+                EnforcementCause::CpuManager,
+                format!(
+                    "the kubelet's CPU Manager assigns CPUs (policy static, according to {socket}), and without cpuset partitions Pinfold enforces \
+                     nothing beside it: it sizes and measures; partitions need cgroup v2, Linux 6.7 or newer, and enforcement \
+                     auto or partition"
+                ),
+            ),
+            (PlacementSource::Pinfold, _) if now == CpuManager::Assigns => (
+                Enforcement::Observe,
+                EnforcementCause::CpuManager,
+                format!(
+                    "the kubelet's CPU Manager assigns CPUs (policy static, according to {socket}), and placement.source is \
+                     pinfold; set placement.source to auto to keep the kubelet's CPUs, or the kubelet's policy to none to let \
+                     Pinfold choose"
+                ),
+            ),
+            (PlacementSource::Pinfold, _) => self.alone.clone(),
         };
-        let before = std::mem::replace(&mut self.enforcement, enforcement);
-        self.enforcement_cause = cause;
-        self.enforcement_reason = reason;
         let suspended = (now == CpuManager::Unanswered).then(|| {
             format!(
                 "new assignments are suspended until a kubelet answers on {socket}, because the policy of its CPU Manager is \
                  unknown; remove the socket if this node has no kubelet"
             )
         });
-        let resumed =
-            std::mem::replace(&mut self.suspended, suspended).is_some() != self.suspended.is_some();
-        resumed || before != self.enforcement
+        let before = (
+            self.enforcement,
+            self.placement_source,
+            self.suspended.is_some(),
+        );
+        self.enforcement = enforcement;
+        self.enforcement_cause = cause;
+        self.enforcement_reason = reason;
+        self.placement_source = source;
+        self.suspended = suspended;
+        before != (enforcement, source, self.suspended.is_some())
     }
 
     /// Why new assignments are suspended: the kubelet has not reported the policy of its CPU
@@ -209,12 +232,15 @@ impl AgentNode {
         self.suspended.as_deref()
     }
 
-    /// The node as decisions see it, with the NUMA nodes of the pods' devices.
+    /// The node as decisions see it, with the NUMA nodes of the pods' devices, and the exclusive CPUs
+    /// that the kubelet reports.
     pub(super) fn decision_context<'a>(
         &'a self,
         devices: &'a BTreeMap<ObjectName, CpuSet>,
+        kubelet: &'a KubeletCpus,
         ids_settled: bool,
     ) -> DecisionContext<'a> {
+        let chooses = self.placement_source == PlacementSource::Kubelet;
         DecisionContext {
             topology: &self.topology,
             placer: &self.placer,
@@ -226,6 +252,7 @@ impl AgentNode {
             ids_settled,
             suspended: self.suspended(),
             enforcement: self.enforcement,
+            kubelet: chooses.then_some(kubelet),
         }
     }
 
@@ -320,6 +347,15 @@ impl AgentNode {
             }
         }
         true
+    }
+}
+
+/// Who chooses the exclusive CPUs beside a kubelet whose CPU Manager has this state.
+pub(super) fn placement_source(choice: SourceChoice, cpu_manager: CpuManager) -> PlacementSource {
+    match choice {
+        SourceChoice::Auto if cpu_manager == CpuManager::Assigns => PlacementSource::Kubelet,
+        SourceChoice::Kubelet => PlacementSource::Kubelet,
+        SourceChoice::Auto | SourceChoice::Pinfold => PlacementSource::Pinfold,
     }
 }
 

@@ -64,6 +64,7 @@ impl Reconciler {
             enforcement: node.enforcement,
             enforcement_cause: node.enforcement_cause,
             enforcement_reason: node.enforcement_reason.clone(),
+            placement_source: node.placement_source,
             online: node.topology.online.clone(),
             reserved: self.world.reserved(&node.reserved).clone(),
             shared: desired.shared(),

@@ -336,6 +336,7 @@ impl Setup {
                 devices: &BTreeMap::new(),
                 ids_settled: true,
                 suspended: None,
+                kubelet: None,
                 enforcement: Enforcement::Partition,
             },
             pods: &pods,

@@ -377,6 +377,7 @@ impl<'a> ModelNode<'a> {
                 devices: &self.devices,
                 ids_settled: true,
                 suspended: None,
+                kubelet: None,
                 enforcement: self.enforcement,
             },
             moves_per_hour: 0,
