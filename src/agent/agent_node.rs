@@ -178,35 +178,7 @@ impl AgentNode {
         let kubelet = PodResources::new(&self.config.root_dir);
         let socket = kubelet.socket().display();
         let source = placement_source(self.config.placement.source, now);
-        let (enforcement, cause, reason) = match (source, self.alone.0) {
-            (_, Enforcement::Observe) => self.alone.clone(),
-            (PlacementSource::Kubelet, Enforcement::Partition) => {
-                let (enforcement, cause, reason) = self.alone.clone();
-                let choice = format!(
-                    "the kubelet's CPU Manager chooses the CPUs (policy static, according to {socket})"
-                );
-                (enforcement, cause, format!("{reason}; {choice}"))
-            }
-            (PlacementSource::Kubelet, _) => (
-                Enforcement::Observe,
-                EnforcementCause::CpuManager,
-                format!(
-                    "the kubelet's CPU Manager assigns CPUs (policy static, according to {socket}), and without cpuset partitions Pinfold enforces \
-                     nothing beside it: it sizes and measures; partitions need cgroup v2, Linux 6.7 or newer, and enforcement \
-                     auto or partition"
-                ),
-            ),
-            (PlacementSource::Pinfold, _) if now == CpuManager::Assigns => (
-                Enforcement::Observe,
-                EnforcementCause::CpuManager,
-                format!(
-                    "the kubelet's CPU Manager assigns CPUs (policy static, according to {socket}), and placement.source is \
-                     pinfold; set placement.source to auto to keep the kubelet's CPUs, or the kubelet's policy to none to let \
-                     Pinfold choose"
-                ),
-            ),
-            (PlacementSource::Pinfold, _) => self.alone.clone(),
-        };
+        let (enforcement, cause, reason) = self.enforcement_beside(source, now);
         let suspended = (now == CpuManager::Unanswered).then(|| {
             format!(
                 "new assignments are suspended until a kubelet answers on {socket}, because the policy of its CPU Manager is \
@@ -224,6 +196,60 @@ impl AgentNode {
         self.placement_source = source;
         self.suspended = suspended;
         before != (enforcement, source, self.suspended.is_some())
+    }
+
+    /// The enforcement, its cause and its reason beside a kubelet whose CPU Manager has this state.
+    fn enforcement_beside(
+        &self,
+        source: PlacementSource,
+        now: CpuManager,
+    ) -> (Enforcement, EnforcementCause, String) {
+        let (enforcement, cause, reason) = self.alone.clone();
+        let kubelet = PodResources::new(&self.config.root_dir);
+        let socket = kubelet.socket().display();
+        let says = match now {
+            CpuManager::Assigns => format!(
+                "the kubelet's CPU Manager assigns CPUs (policy static, according to {socket})"
+            ),
+            CpuManager::Disabled => format!(
+                "the kubelet's CPU Manager assigns no CPUs (policy none, according to {socket})"
+            ),
+            CpuManager::NoSocket | CpuManager::Unanswered => {
+                format!("no kubelet answers on {socket}")
+            }
+        };
+        match (source, enforcement) {
+            (_, Enforcement::Observe) => (enforcement, cause, reason),
+            (PlacementSource::Kubelet, Enforcement::Partition) => {
+                let consequence = if now == CpuManager::Assigns {
+                    "and Pinfold keeps exactly these"
+                } else {
+                    "and placement.source is kubelet, so that nothing is pinned; set it to auto to let Pinfold choose"
+                };
+                (
+                    enforcement,
+                    cause,
+                    format!("{reason}; {says}, {consequence}"),
+                )
+            }
+            (PlacementSource::Kubelet, _) => (
+                Enforcement::Observe,
+                EnforcementCause::CpuManager,
+                format!(
+                    "{says}, and without cpuset partitions Pinfold enforces nothing beside it: it sizes and measures; partitions \
+                     need cgroup v2, Linux 6.7 or newer, and enforcement auto or partition"
+                ),
+            ),
+            (PlacementSource::Pinfold, _) if now == CpuManager::Assigns => (
+                Enforcement::Observe,
+                EnforcementCause::CpuManager,
+                format!(
+                    "{says}, and placement.source is pinfold; set placement.source to auto to keep the kubelet's CPUs, or the \
+                     kubelet's policy to none to let Pinfold choose"
+                ),
+            ),
+            (PlacementSource::Pinfold, _) => (enforcement, cause, reason),
+        }
     }
 
     /// Why new assignments are suspended: the kubelet has not reported the policy of its CPU

@@ -243,8 +243,9 @@ impl AskKubelet {
         loop {
             tokio::select! {
                 biased;
-                request = self.requests.recv() => {
-                    self.waiting.extend(request);
+                // Without a container runtime, nobody sends requests.
+                Some(request) = self.requests.recv() => {
+                    self.waiting.push(request);
                     return true;
                 }
                 () = cgroups.notified() => break,
@@ -258,7 +259,7 @@ impl AskKubelet {
         }
         tokio::select! {
             biased;
-            request = self.requests.recv() => self.waiting.extend(request),
+            Some(request) = self.requests.recv() => self.waiting.push(request),
             () = tokio::time::sleep_until(requested_at + MIN_REQUEST_INTERVAL) => {}
         }
         true

@@ -62,8 +62,7 @@ fn pinfold_chooses_nothing_beside_a_kubelet_that_assigns_cpus() {
     assert_eq!(kernel.cgroups.assignment_record(&pod).unwrap(), None);
     assert_eq!(kernel.cgroups.assignment_record(&main).unwrap(), None);
     assert_eq!(agent.metric("pinfold_reconcile_steps_total", &[]), None);
-    let is_observing = status["enforcement"] == "observe";
-    let reason = if is_observing {
+    let reason = if status["enforcement"] == "observe" {
         "cpu_manager"
     } else {
         "partitions_supported"

@@ -35,6 +35,7 @@ pub fn start(
     let mut result = put_in_force(world, kernel, context, (&pod, uid, &rivals))?;
     if result.before.is_some() && lacks_reported(context, uid, &result) {
         // The earlier owners have given the CPUs up, and now nobody has them.
+        world.read_above(kernel).map_err(|_| NeedsAllPods)?;
         let second = put_in_force(world, kernel, context, (&pod, uid, &rivals))?;
         result = TurnResult {
             before: result.before,
@@ -45,16 +46,20 @@ pub fn start(
     Ok(result)
 }
 
-/// The uids of other pods that have CPUs which the kubelet has meanwhile given to this one.
+/// The uids of other pods that have CPUs which the kubelet has meanwhile given to this one, by their
+/// records or only by what an agent that was killed has left in their cgroups.
 fn rivals(world: &World, context: &TurnContext<'_>, uid: &str) -> BTreeSet<String> {
-    let reported = context.node.kubelet.and_then(|kubelet| kubelet.get(uid));
-    let meets = |other: &CpuSet| {
-        let mut reported = reported.into_iter().flat_map(|pod| pod.values());
-        reported.any(|cpus| !cpus.is_disjoint(other))
+    let Some(reported) = context.node.kubelet.and_then(|kubelet| kubelet.get(uid)) else {
+        return BTreeSet::new();
     };
+    let meets = |other: &CpuSet| reported.values().any(|cpus| !cpus.is_disjoint(other));
     let owners = world.ledger.assignments.iter();
-    let rivals = owners.filter(|(other, own)| *other != uid && meets(&own.cpus()));
-    rivals.map(|(other, _)| other.clone()).collect()
+    let owners = owners.filter(|(_, own)| meets(&own.cpus()));
+    let pods = world.observed().pods.iter();
+    let holders = pods.filter(|pod| meets(&pod.cgroup.cpuset.exclusive));
+    let holders = holders.map(|pod| &pod.cgroup.uid);
+    let all = owners.map(|(other, _)| other).chain(holders);
+    all.filter(|other| *other != uid).cloned().collect()
 }
 
 /// Whether the turn has not assigned all that the kubelet reports for the pod.

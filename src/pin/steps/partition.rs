@@ -148,17 +148,17 @@ impl<'a> PartitionState<'a> {
     /// The set a container needs to stay off the partitions of its pod; `None` if it overlaps none
     /// of them.
     ///
-    /// Where the kubelet chooses the CPUs, it also writes the sets of running containers. Those of
-    /// ended ones are written by nobody, and could be in the way of the next run.
+    /// Where the kubelet chooses the CPUs, it also writes the sets of running containers, except that
+    /// a partition from before keeps its CPUs. The sets of ended containers are written by nobody,
+    /// and could be in the way of the next run.
     fn separated(&self, leaf: &Leaf<'_>) -> Option<CpuSet> {
-        if self.desired.beside_kubelet && leaf.container.cgroup.populated {
-            return None;
-        }
         let own = &leaf.container.cgroup.cpuset.cpus;
         let others = if self.desired.beside_kubelet {
-            let mates = self.leaves.iter().filter(|mate| mate.pod == leaf.pod);
-            let targets = mates.map(|mate| mate.target.clone());
-            targets.fold(CpuSet::new(), |all, cpus| all.union(&cpus))
+            let is_written = |mate: &&Leaf<'_>| {
+                mate.pod == leaf.pod && !(leaf.container.cgroup.populated && mate.is_of_kubelet())
+            };
+            let mates = self.leaves.iter().filter(is_written);
+            mates.fold(CpuSet::new(), |all, mate| all.union(&mate.target))
         } else {
             self.pods.get(leaf.pod)?.target.clone()
         };
