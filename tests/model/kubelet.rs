@@ -433,6 +433,7 @@ impl<'a> Kubelet<'a> {
             self.act(Act::Reconcile)?;
             self.write_sets()?;
         }
+        self.act(Act::Reconcile)?;
         for ((pod, container), own) in self.given.clone() {
             let Some(leaf) = self.leaf(pod, container) else {
                 continue;

@@ -434,7 +434,7 @@ impl<'a> PartitionState<'a> {
         }
         let record = leaf.container.record.as_ref();
         // The set is the kubelet's, which may have changed it meanwhile.
-        if leaf.is_of_kubelet() {
+        if leaf.is_of_kubelet() || self.is_set_by_kubelet(leaf) {
             last.removals
                 .extend(record.map(|_| remove_record(&cgroup.path)));
             return;
@@ -470,6 +470,16 @@ impl<'a> PartitionState<'a> {
             last.writes
                 .push(Step::cpus(&cgroup.path, back, Reason::Share));
         }
+    }
+
+    /// Whether the set of a container without CPUs of its own is the kubelet's affair alone: no
+    /// partition of Pinfold's choice in the pod has to be kept off it.
+    fn is_set_by_kubelet(&self, leaf: &Leaf<'_>) -> bool {
+        let assignment = &leaf.plan.assignment;
+        let mut names = assignment.containers.keys();
+        self.desired.beside_kubelet
+            && leaf.container.cgroup.populated
+            && names.all(|name| assignment.by_kubelet.contains(name))
     }
 
     fn settle_pod(&self, pod_target: &PodTarget<'_>, last: &mut LastPhase) {
