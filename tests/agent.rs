@@ -21,7 +21,7 @@
 //! | Threaded cgroups of a container do no harm. | `threaded` |
 //! | A restart, a kill or an upgrade moves nothing; months of events in minutes. | `restart`, `endurance`, `churn` |
 //! | `pinfold release` hands everything back. | `release` |
-//! | Beside a kubelet that assigns CPUs itself, the agent only observes. | `beside_kubelet` |
+//! | Beside a kubelet that assigns CPUs itself, the agent keeps these CPUs, or only observes without partitions. | `beside_kubelet`, `partition::kubelet` |
 //! | Pods, labels and peers come from the API server, also through its failures. | `api`, `scenes`, `peers` |
 //! | `/status`, `/metrics` and the probes serve whom they should, and end as they should. | `access`, `serving` |
 //! | Metrics of CPUs, threads and switches agree with other measurements. | `counters`, `switches`, `tasks` |

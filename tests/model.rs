@@ -12,6 +12,7 @@
 //! | In every small history, each CPU has one owner and running containers stay. | `explore`, `requests_tests` |
 //! | The same in long random histories. | `random` |
 //! | Late, poor and missing descriptions take nothing away. | `late` |
+//! | Beside a kubelet that chooses the CPUs, its choice is in force, and nothing moves when it stops. | `kubelet` |
 //! | The model agrees with real kernels. | `facts`, `kernel` |
 //! | The search finds the mistakes that planners make. | `mutants` |
 //! | Steps stay as recorded unless somebody means to change them. | `recorded` |
@@ -32,6 +33,8 @@ mod explore;
 mod facts;
 #[path = "model/kernel.rs"]
 mod kernel;
+#[path = "model/kubelet.rs"]
+mod kubelet;
 #[path = "model/machine.rs"]
 mod machine;
 #[path = "model/mutants.rs"]

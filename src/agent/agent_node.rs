@@ -7,14 +7,16 @@ use std::time::Duration;
 use anyhow::Context;
 
 use super::changes::ChangedCgroups;
-use super::config::{Config, EnforcementChoice};
+use super::config::{Config, EnforcementChoice, SourceChoice};
 use crate::cpu::{CpuSet, Layout, Placer, Topology};
 use crate::host::cgroup::{CgroupVersion, Cgroups, PodCgroup};
 use crate::host::pod_resources::{CpuManager, PodResources};
 use crate::host::topology::{HotplugFiles, HotplugState};
 use crate::host::{proc::Proc, topology};
-use crate::pin::decide::{DecisionContext, default_reserved};
-use crate::pin::{Enforcement, EnforcementCause, Ledger, Observed, PodAssignment, Scan};
+use crate::pin::decide::{DecisionContext, KubeletCpus, default_reserved};
+use crate::pin::{
+    Enforcement, EnforcementCause, Ledger, Observed, PlacementSource, PodAssignment, Scan,
+};
 use crate::pod::{
     Capacity, CapacityInput, ObjectName, RecognizedPod, ThreadBasis, ThreadEnvironment,
     ThreadPolicy, thread_environment,
@@ -23,8 +25,8 @@ use crate::pod::{
 /// How long the agent waits at its start for the kubelet's answer.
 const FIRST_ANSWER: Duration = Duration::from_secs(2);
 
-/// The node as it was found at the start. A kubelet that assigns CPUs changes the enforcement
-/// later.
+/// The node as it was found at the start. A kubelet that assigns CPUs changes the source of
+/// placements and the enforcement later.
 #[derive(Debug, Clone)]
 pub struct AgentNode {
     pub config: Config,
@@ -47,6 +49,8 @@ pub struct AgentNode {
     pub enforcement_cause: EnforcementCause,
     /// The reason for the enforcement, as a sentence.
     pub enforcement_reason: String,
+    /// Who chooses the exclusive CPUs now.
+    pub placement_source: PlacementSource,
     /// The enforcement, its cause and its reason for a node without a kubelet that assigns CPUs.
     alone: (Enforcement, EnforcementCause, String),
     /// The last known state of the kubelet's CPU Manager. `None` for cgroups outside any kubelet.
@@ -103,6 +107,7 @@ impl AgentNode {
             enforcement,
             enforcement_cause,
             enforcement_reason,
+            placement_source: PlacementSource::Pinfold,
             alone,
             cpu_manager: None,
             suspended: None,
@@ -169,44 +174,90 @@ impl AgentNode {
         self.cpu_manager
     }
 
-    /// Only observes while a kubelet assigns CPUs, and enforces again once it stops. While a
-    /// kubelet does not answer, new assignments are suspended. Returns whether the enforcement or
-    /// the suspension changed.
+    /// Takes the state of the kubelet's CPU Manager: who chooses CPUs follows, and what is enforced.
+    /// While a kubelet does not answer, Pinfold makes no new assignments. Returns whether the
+    /// source, the enforcement or the suspension changed.
     pub(super) fn set_cpu_manager(&mut self, now: CpuManager) -> bool {
         // The cgroups are outside any kubelet, so the enforcement stays.
         if self.cpu_manager.is_none() {
             return false;
         }
         self.cpu_manager = Some(now);
-        let socket = PodResources::new(&self.config.root_dir)
-            .socket()
-            .display()
-            .to_string();
-        let blocked = match now {
-            CpuManager::NoSocket | CpuManager::Disabled | CpuManager::Unanswered => None,
-            CpuManager::Assigns => Some(format!(
-                "the kubelet's CPU Manager assigns CPUs (policy static, according to {socket}); set its policy to none to let \
-                 Pinfold pin"
-            )),
-        };
-        let (enforcement, cause, reason) = match blocked {
-            Some(reason) if self.alone.0 != Enforcement::Observe => {
-                (Enforcement::Observe, EnforcementCause::CpuManager, reason)
-            }
-            _ => self.alone.clone(),
-        };
-        let before = std::mem::replace(&mut self.enforcement, enforcement);
-        self.enforcement_cause = cause;
-        self.enforcement_reason = reason;
+        let kubelet = PodResources::new(&self.config.root_dir);
+        let socket = kubelet.socket().display();
+        let source = placement_source(self.config.placement.source, now);
+        let (enforcement, cause, reason) = self.enforcement_beside(source, now);
         let suspended = (now == CpuManager::Unanswered).then(|| {
             format!(
                 "new assignments are suspended until a kubelet answers on {socket}, because the policy of its CPU Manager is \
                  unknown; remove the socket if this node has no kubelet"
             )
         });
-        let resumed =
-            std::mem::replace(&mut self.suspended, suspended).is_some() != self.suspended.is_some();
-        resumed || before != self.enforcement
+        let before = (
+            self.enforcement,
+            self.placement_source,
+            self.suspended.is_some(),
+        );
+        self.enforcement = enforcement;
+        self.enforcement_cause = cause;
+        self.enforcement_reason = reason;
+        self.placement_source = source;
+        self.suspended = suspended;
+        before != (enforcement, source, self.suspended.is_some())
+    }
+
+    /// The enforcement, its cause and its reason beside a kubelet whose CPU Manager has this state.
+    fn enforcement_beside(
+        &self,
+        source: PlacementSource,
+        now: CpuManager,
+    ) -> (Enforcement, EnforcementCause, String) {
+        let (enforcement, cause, reason) = self.alone.clone();
+        let kubelet = PodResources::new(&self.config.root_dir);
+        let socket = kubelet.socket().display();
+        let says = match now {
+            CpuManager::Assigns => format!(
+                "the kubelet's CPU Manager assigns CPUs (policy static, according to {socket})"
+            ),
+            CpuManager::Disabled => format!(
+                "the kubelet's CPU Manager assigns no CPUs (policy none, according to {socket})"
+            ),
+            CpuManager::NoSocket | CpuManager::Unanswered => {
+                format!("no kubelet answers on {socket}")
+            }
+        };
+        match (source, enforcement) {
+            (_, Enforcement::Observe) => (enforcement, cause, reason),
+            (PlacementSource::Kubelet, Enforcement::Partition) => {
+                let consequence = if now == CpuManager::Assigns {
+                    "and Pinfold keeps exactly these"
+                } else {
+                    "and placement.source is kubelet, so that nothing is pinned; set it to auto to let Pinfold choose"
+                };
+                (
+                    enforcement,
+                    cause,
+                    format!("{reason}; {says}, {consequence}"),
+                )
+            }
+            (PlacementSource::Kubelet, _) => (
+                Enforcement::Observe,
+                EnforcementCause::CpuManager,
+                format!(
+                    "{says}, and without cpuset partitions Pinfold enforces nothing beside it: it sizes and measures; partitions \
+                     need cgroup v2, Linux 6.7 or newer, and enforcement auto or partition"
+                ),
+            ),
+            (PlacementSource::Pinfold, _) if now == CpuManager::Assigns => (
+                Enforcement::Observe,
+                EnforcementCause::CpuManager,
+                format!(
+                    "{says}, and placement.source is pinfold; set placement.source to auto to keep the kubelet's CPUs, or the \
+                     kubelet's policy to none to let Pinfold choose"
+                ),
+            ),
+            (PlacementSource::Pinfold, _) => (enforcement, cause, reason),
+        }
     }
 
     /// Why new assignments are suspended: the kubelet has not reported the policy of its CPU
@@ -215,12 +266,15 @@ impl AgentNode {
         self.suspended.as_deref()
     }
 
-    /// The node as decisions see it, with the NUMA nodes of the pods' devices.
+    /// The node as decisions see it, with the NUMA nodes of the pods' devices, and the exclusive CPUs
+    /// that the kubelet reports.
     pub(super) fn decision_context<'a>(
         &'a self,
         devices: &'a BTreeMap<ObjectName, CpuSet>,
+        kubelet: &'a KubeletCpus,
         ids_settled: bool,
     ) -> DecisionContext<'a> {
+        let chooses = self.placement_source == PlacementSource::Kubelet;
         DecisionContext {
             topology: &self.topology,
             placer: &self.placer,
@@ -233,6 +287,7 @@ impl AgentNode {
             ids_settled,
             suspended: self.suspended(),
             enforcement: self.enforcement,
+            kubelet: chooses.then_some(kubelet),
         }
     }
 
@@ -352,6 +407,15 @@ pub fn capacity(
         owned: &all(PodAssignment::usable),
         idle: &all(|pod| pod.idle.clone()),
     })
+}
+
+/// Who chooses the exclusive CPUs beside a kubelet whose CPU Manager has this state.
+pub(super) fn placement_source(choice: SourceChoice, cpu_manager: CpuManager) -> PlacementSource {
+    match choice {
+        SourceChoice::Auto if cpu_manager == CpuManager::Assigns => PlacementSource::Kubelet,
+        SourceChoice::Kubelet => PlacementSource::Kubelet,
+        SourceChoice::Auto | SourceChoice::Pinfold => PlacementSource::Pinfold,
+    }
 }
 
 /// Chooses the default reserved CPUs at the start, and again when pods can use none of them. It

@@ -46,6 +46,7 @@ pub struct Config {
     /// How many CPUs exclusive assignments, with the siblings that they keep idle, leave to everybody else.
     pub shared_minimum: SharedMinimum,
     pub enforcement: EnforcementChoice,
+    pub placement: Placement,
     /// The time between two comparisons of the kernel with the ledger.
     #[serde(with = "duration")]
     pub reconcile_interval: Duration,
@@ -206,6 +207,26 @@ pub enum EnforcementChoice {
     Observe,
 }
 
+/// Who chooses the exclusive CPUs.
+#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields, default)]
+pub struct Placement {
+    pub source: SourceChoice,
+}
+
+/// The configured source of placements.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize, clap::ValueEnum)]
+#[serde(rename_all = "lowercase")]
+pub enum SourceChoice {
+    /// The kubelet where its CPU Manager assigns CPUs, else Pinfold.
+    #[default]
+    Auto,
+    /// Pinfold chooses the CPUs. Beside a kubelet that assigns CPUs, it only observes.
+    Pinfold,
+    /// The kubelet's CPU Manager chooses the CPUs, and the agent keeps exactly these.
+    Kubelet,
+}
+
 /// What the command line and the environment say; each wins over the file.
 #[derive(Debug, Clone, Default, clap::Args)]
 pub struct Overrides {
@@ -259,6 +280,9 @@ pub struct Overrides {
     /// How assignments are enforced [default: auto]
     #[arg(long, env = "PINFOLD_ENFORCEMENT")]
     pub enforcement: Option<EnforcementChoice>,
+    /// Who chooses the exclusive CPUs. auto: the kubelet where its CPU Manager assigns CPUs, else Pinfold [default: auto]
+    #[arg(long, env = "PINFOLD_PLACEMENT_SOURCE")]
+    pub placement_source: Option<SourceChoice>,
     /// Time between two checks of all assignments against the kernel, 1s to 1h [default: 10s]
     #[arg(long, value_name = "DURATION", env = "PINFOLD_RECONCILE_INTERVAL", value_parser = duration::read)]
     pub reconcile_interval: Option<Duration>,
@@ -299,6 +323,7 @@ impl Default for Config {
             reserved: None,
             shared_minimum: SharedMinimum::default(),
             enforcement: EnforcementChoice::Auto,
+            placement: Placement::default(),
             reconcile_interval: Duration::from_secs(10),
             listen: SocketAddr::from(([127, 0, 0, 1], 9470)),
             metrics: Metrics::default(),
@@ -348,6 +373,7 @@ impl Config {
             reserved,
             shared_minimum,
             enforcement,
+            placement_source,
             reconcile_interval,
             listen,
             sockets,
@@ -363,6 +389,7 @@ impl Config {
         set(&mut self.pod_cgroups, pod_cgroups);
         set(&mut self.shared_minimum, shared_minimum);
         set(&mut self.enforcement, enforcement);
+        set(&mut self.placement.source, placement_source);
         set(&mut self.reconcile_interval, reconcile_interval);
         set(&mut self.listen, listen);
         let metrics = &mut self.metrics;

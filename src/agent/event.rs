@@ -13,6 +13,9 @@ use crate::pod::{ApiUid, ObjectName, Pod, ThreadEnvironment};
 /// The receiver of the answer to StartContainer. An error is the reason for a refusal.
 pub(super) type StartReply = oneshot::Sender<Result<(), String>>;
 
+/// The exclusive CPUs of each container in the kubelet's answer, by pod.
+pub(super) type AnsweredCpus = BTreeMap<ObjectName, BTreeMap<String, CpuSet>>;
+
 /// A source of pods. If both sources describe a pod, the API's description counts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum PodSource {
@@ -32,6 +35,8 @@ pub enum AgentEvent {
     Devices(BTreeMap<ObjectName, CpuSet>),
     /// The new state of the kubelet's CPU Manager, after a change.
     CpuManager(CpuManager),
+    /// The exclusive CPUs in an answer of the kubelet.
+    KubeletCpus(AnsweredCpus),
     /// An update of the container runtime's pods.
     Runtime(RuntimeUpdate),
     /// The runtime request CreateContainer.

@@ -10,7 +10,7 @@ use crate::cpu::{Cores, CpuSet, SharedMinimum};
 use crate::metrics::Page;
 use crate::metrics::families::{NODE_ALLOCATABLE_CPUS, NODE_ASSIGNABLE_CPUS};
 use crate::pin::snapshot::ContainerState;
-use crate::pin::{Enforcement, Snapshot};
+use crate::pin::{Enforcement, PlacementSource, Snapshot};
 use crate::pod::{Allocatable, Capacity, CapacityFinding, CapacityInput};
 
 /// What is needed to compare a snapshot with what the scheduler counts.
@@ -57,9 +57,11 @@ impl NodeCapacity {
         reported.and_then(|node| *node.borrow()).or(self.configured)
     }
 
-    /// How many CPUs the node can give; `None` where Pinfold gives none.
+    /// How many CPUs the node can give; `None` where Pinfold gives none, because it only observes or because the kubelet chooses
+    /// them, which never promises more than it has.
     fn capacity(&self, snapshot: &Snapshot) -> Option<Capacity> {
-        if snapshot.enforcement == Enforcement::Observe {
+        let is_of_kubelet = snapshot.placement_source == PlacementSource::Kubelet;
+        if is_of_kubelet || snapshot.enforcement == Enforcement::Observe {
             return None;
         }
         let Snapshot {
@@ -154,6 +156,7 @@ mod tests {
             enforcement,
             enforcement_cause: EnforcementCause::Configuration,
             enforcement_reason: String::new(),
+            placement_source: PlacementSource::Pinfold,
             online: topology.online,
             reserved: set("0-1"),
             shared: set("0-1,4-13"),
@@ -222,13 +225,18 @@ mod tests {
     }
 
     #[test]
-    fn a_node_that_only_observes_gives_none_and_reports_none() {
+    fn a_node_where_pinfold_gives_no_cpus_reports_none() {
         let node = on_node(Some(allocatable(16_000)));
-        let observing = snapshot(Enforcement::Observe);
-        assert!(node.state(&observing).is_none());
-        let mut page = Page::default();
-        node.write(&mut page, &observing);
-        assert_eq!(page.text(crate::metrics::Format::Text), "");
+        let of_kubelet = Snapshot {
+            placement_source: PlacementSource::Kubelet,
+            ..snapshot(Enforcement::Partition)
+        };
+        for snapshot in [snapshot(Enforcement::Observe), of_kubelet] {
+            assert!(node.state(&snapshot).is_none());
+            let mut page = Page::default();
+            node.write(&mut page, &snapshot);
+            assert_eq!(page.text(crate::metrics::Format::Text), "");
+        }
     }
 
     #[test]

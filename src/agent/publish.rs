@@ -14,7 +14,7 @@ use crate::pin::cpu_isolation::{
     CpuIsolationOptions, IsolationInput, IsolationReport, KnobFailure,
 };
 use crate::pin::snapshot::{self, ContainerState};
-use crate::pin::{Enforcement, Observed, Snapshot};
+use crate::pin::{Enforcement, Observed, PlacementSource, Snapshot};
 use crate::pod::RecognizedPod;
 
 /// How long the kernel of a busy machine may take to add a new online CPU to the cgroups.
@@ -58,14 +58,20 @@ impl Reconciler {
         let node = &self.node;
         let desired = &result.decisions.desired;
         let exclusive = desired.exclusive().intersection(&node.topology.online);
+        // The kubelet does not know Pinfold's reserve.
+        let of_kubelet = match node.placement_source {
+            PlacementSource::Kubelet => exclusive.clone(),
+            PlacementSource::Pinfold => CpuSet::new(),
+        };
         // Whoever sees the new snapshot must also see that the agent is ready.
         self.world.heartbeat.succeeded();
         self.published.send_replace(Some(Arc::new(Snapshot {
             enforcement: node.enforcement,
             enforcement_cause: node.enforcement_cause,
             enforcement_reason: node.enforcement_reason.clone(),
+            placement_source: node.placement_source,
             online: node.topology.online.clone(),
-            reserved: self.world.reserved(&node.reserved).clone(),
+            reserved: self.world.reserved(&node.reserved).difference(&of_kubelet),
             shared: desired.shared(),
             exclusive,
             withheld: desired.withheld.clone(),

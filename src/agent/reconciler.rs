@@ -15,6 +15,7 @@ use super::event_queue::EventQueue;
 use super::heartbeat::Heartbeat;
 use super::history::History;
 use super::known_pods::UndescribedOwners;
+use super::kubelet_report::KubeletReport;
 use super::pod_store::PodStore;
 use super::schedule::{
     DueTurn, NextAction, Schedule, Trigger, TurnExtent, TurnOutcome, TurnReport,
@@ -46,6 +47,7 @@ pub(super) struct Reconciler {
     pub(super) node: AgentNode,
     /// By pod.
     devices: BTreeMap<ObjectName, CpuSet>,
+    kubelet: KubeletReport,
     /// Whether the container runtime has had time to report the existing containers.
     ids_settled: bool,
     pub(super) isolator: CpuIsolator,
@@ -97,6 +99,7 @@ impl Reconciler {
                 .with_slices(&node.cgroups, &node.config.pod_cgroups),
             node,
             devices: BTreeMap::new(),
+            kubelet: KubeletReport::default(),
             world: World::new(store, metrics, heartbeat),
             api,
             begun: Instant::now(),
@@ -187,7 +190,7 @@ impl Reconciler {
         // turn.
         let may_end_early = due.may_end_early && !self.world.is_first;
         let mut is_urgent = || may_end_early && events.has_urgent();
-        let context = context(&self.node, &self.devices, self.ids_settled);
+        let context = context(&self.node, &self.devices, (&self.kubelet, self.ids_settled));
         let end = turn::reconcile(&mut self.world, &self.node, &context, &mut is_urgent);
         self.finish_turn(due.trigger, begun, end, &mut is_urgent);
     }
@@ -201,7 +204,7 @@ impl Reconciler {
     ) -> Option<TurnResult> {
         let begun = Instant::now();
         self.read_changes();
-        let context = context(&self.node, &self.devices, self.ids_settled);
+        let context = context(&self.node, &self.devices, (&self.kubelet, self.ids_settled));
         let end = turn::reconcile_for(&mut self.world, &self.node, &context, creates);
         self.finish_turn(trigger, begun, end, &mut || false)
     }
@@ -214,7 +217,7 @@ impl Reconciler {
     ) -> Option<TurnResult> {
         let begun = Instant::now();
         self.read_changes();
-        let context = context(&self.node, &self.devices, self.ids_settled);
+        let context = context(&self.node, &self.devices, (&self.kubelet, self.ids_settled));
         let end = turn(&mut self.world, &self.node, &context);
         if let Ok(result) = &end {
             self.note_history(result);
@@ -230,6 +233,9 @@ impl Reconciler {
     /// Takes what has changed on the node since the last turn. Every turn, also one about a single
     /// pod, begins with the online CPUs, because an offline one must not be assigned.
     fn read_changes(&mut self) {
+        if self.kubelet.match_new_pods(self.world.pods()) {
+            self.world.decide_again();
+        }
         if self.node.read_hotplug() {
             self.world.sweep();
         }
@@ -397,6 +403,11 @@ impl Reconciler {
                     self.schedule.on(Trigger::Kubelet, now);
                 }
             }
+            AgentEvent::KubeletCpus(answer) => {
+                if self.kubelet.take(answer, self.world.pods()) {
+                    self.schedule.on(Trigger::Kubelet, now);
+                }
+            }
             AgentEvent::Runtime(update) => self.handle_runtime_update(update),
             AgentEvent::Watch { tree, problem } => self.note_watch(tree, problem),
             AgentEvent::CgroupsChanged(uid) => {
@@ -527,12 +538,13 @@ impl Reconciler {
         let node = &mut self.node;
         let changed = node.set_cpu_manager(now);
         if changed {
-            let (name, reason) = (node.enforcement.name(), &node.enforcement_reason);
+            let (enforcement, source) = (node.enforcement.name(), node.placement_source.name());
             if let Some(reason) = node.suspended() {
                 tracing::warn!("{reason}; existing assignments stay");
             } else {
                 tracing::warn!(
-                    "enforcement is {name} from now on: {reason}; existing assignments stay"
+                    "placement source is {source} and enforcement is {enforcement} from now on: {}; existing assignments stay",
+                    node.enforcement_reason
                 );
             }
         }
@@ -544,11 +556,11 @@ impl Reconciler {
 fn context<'a>(
     node: &'a AgentNode,
     devices: &'a BTreeMap<ObjectName, CpuSet>,
-    ids_settled: bool,
+    (kubelet, ids_settled): (&'a KubeletReport, bool),
 ) -> TurnContext<'a> {
     let config = &node.config;
     TurnContext {
-        node: node.decision_context(devices, ids_settled),
+        node: node.decision_context(devices, kubelet.cpus(), ids_settled),
         moves_per_hour: config.max_moves_per_hour as usize,
         interval: config.reconcile_interval,
     }

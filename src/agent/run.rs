@@ -93,7 +93,7 @@ impl Agent {
         }
         // The kubelet knows a pod's devices before the runtime knows the pod, so it is asked after
         // each new cgroup.
-        let asking = AskKubelet::new(&node, events.clone());
+        let (asking, kubelet) = AskKubelet::new(&node, events.clone());
         tasks.spawn(asking.run(node.changes.appeared(), snapshot.clone()));
         let sources = sources(&node)?;
         let cluster = cluster.map(|cluster| {
@@ -110,7 +110,7 @@ impl Agent {
             &node,
             &mut tasks,
             senders.runtime.clone(),
-            cluster.as_ref(),
+            (cluster.as_ref(), kubelet),
             snapshot.clone(),
             &metrics,
             runtime::ShutdownSignals {

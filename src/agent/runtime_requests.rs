@@ -11,7 +11,7 @@ use super::turn::{self, TurnResult};
 use crate::cpu::CpuSet;
 use crate::pin::decide::Decision;
 use crate::pin::snapshot::ContainerState;
-use crate::pin::{Desired, Enforcement, ObservedContainer, ObservedPod};
+use crate::pin::{Desired, Enforcement, ObservedContainer, ObservedPod, PlacementSource};
 use crate::pod;
 
 /// What the answer to UpdateContainer depends on.
@@ -137,8 +137,10 @@ impl Reconciler {
         // The runtime could not write a set with CPUs that the pods' cgroups lack, so
         // StartContainer writes it.
         let available = result.decisions.desired.available();
-        let is_writable =
-            |cpus: &&CpuSet| node.enforcement != Enforcement::Cpuset || cpus.is_subset(&available);
+        let is_of_pinfold = node.placement_source == PlacementSource::Pinfold;
+        let is_writable = |cpus: &&CpuSet| {
+            is_of_pinfold && (node.enforcement != Enforcement::Cpuset || cpus.is_subset(&available))
+        };
         let writable = cpus.filter(is_writable);
         Some(CreateAnswer {
             cpus: cpus.cloned(),
@@ -197,7 +199,16 @@ impl Reconciler {
         let result = self.run_for_pod(trigger, |world, node, context| {
             turn::start(world, node, context, uid)
         });
-        result.or_else(|| self.reconcile_for(trigger, None))
+        if let Some(result) = result {
+            return Some(result);
+        }
+        let result = self.reconcile_for(trigger, None)?;
+        // Where the kubelet chooses the CPUs, the turn may have taken them from an earlier owner.
+        let has_released = self.world.release_backoff.due().is_some();
+        if has_released && self.node.placement_source == PlacementSource::Kubelet {
+            return self.reconcile_for(trigger, None).or(Some(result));
+        }
+        Some(result)
     }
 
     fn update_answer(&self, uid: &str, container: &str, result: &TurnResult) -> Option<CpuSet> {

@@ -18,7 +18,7 @@ use crate::agent::{AgentNode, allocatable};
 use crate::cpu::Topology;
 use crate::host::cgroup::{CgroupError, CgroupVersion, Cgroups, join_host};
 use crate::host::topology;
-use crate::pin::{Enforcement, Ledger, Observed};
+use crate::pin::{Enforcement, Ledger, Observed, PlacementSource};
 use crate::text::counted;
 
 /// The examples in the help.
@@ -475,9 +475,11 @@ fn cpus_for_pods(node: &AgentNode) -> Vec<CheckResult> {
     findings
 }
 
-/// How many CPUs the node can give, compared with what the scheduler counts; `None` where Pinfold gives none.
+/// How many CPUs the node can give, compared with what the scheduler counts; `None` where Pinfold gives none, because it only
+/// observes or because the kubelet chooses them.
 fn capacity(node: &AgentNode) -> Option<CheckResult> {
-    if node.enforcement == Enforcement::Observe {
+    let is_of_kubelet = node.placement_source == PlacementSource::Kubelet;
+    if is_of_kubelet || node.enforcement == Enforcement::Observe {
         return None;
     }
     let (_, ledger) = node.observe(&[]).ok()?;

@@ -233,6 +233,7 @@ impl Machine<'_> {
             ids_settled: true,
             suspended: None,
             enforcement: Enforcement::Partition,
+            kubelet: None,
         }
     }
 }

@@ -31,6 +31,9 @@ const DEADLINE: Duration = Duration::from_secs(5);
 /// with the status Unknown.
 const GATE_OFF: &str = "API GetAllocatableResources disabled";
 
+/// The gRPC status of a call above the kubelet's rate limit.
+const RESOURCE_EXHAUSTED: u32 = 8;
+
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct ContainerDevices {
     pub namespace: String,
@@ -85,6 +88,25 @@ pub enum DevicesError {
         /// The decoder's error.
         source: DecodeError,
     },
+}
+
+// === impl DevicesError ===
+
+impl DevicesError {
+    /// Whether the kubelet has refused the call because it was asked too often a moment ago. Its
+    /// limit counts the calls of all its clients.
+    pub fn is_rate_limit(&self) -> bool {
+        matches!(
+            self,
+            Self::Call {
+                source: CallError::Status {
+                    status: RESOURCE_EXHAUSTED,
+                    ..
+                },
+                ..
+            }
+        )
+    }
 }
 
 // === impl PodResources ===

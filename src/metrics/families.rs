@@ -161,7 +161,7 @@ families! {
         "Expected threads: the sum of the pools that the container's thread environment sizes.");
     CONTAINER_THREADS_VERDICT = gauge("pinfold_container_threads_verdict", &["namespace", "pod", "container", "verdict", "cause"],
         "The verdict on the container's number of threads, and the likely cause, always 1.");
-    ENFORCEMENT_INFO = info("pinfold_enforcement_info", &["enforcement", "reason"],
+    ENFORCEMENT_INFO = info("pinfold_enforcement_info", &["enforcement", "reason", "source"],
         "How Pinfold enforces assignments on this node, and why, always 1. The agent's /status has the details.");
     MACHINE_INFO = info("pinfold_machine_info", &["cpu_model", "emulated"],
         "The model of the node's CPUs, and whether they are emulated, so that times mean nothing; always 1.");

@@ -71,11 +71,11 @@ async fn call_handler<P: Plugin>(
             return Ok(CreateContainerResponse { adjust }.encode_to_vec());
         }
         Event::UpdateContainer => {
-            let change = plugin.update(pod, container).await?;
+            let change = plugin.update(pod, container, deadline).await?;
             let update = change.update_of(&container.id).into_iter().collect();
             return Ok(UpdateContainerResponse { update }.encode_to_vec());
         }
-        Event::StartContainer => plugin.start(pod, container).await?,
+        Event::StartContainer => plugin.start(pod, container, deadline).await?,
         _ => plugin.notify(event, request).await,
     }
     // The empty message answers all other events.

@@ -145,6 +145,7 @@ pub trait Plugin: Send + Sync + 'static {
         &self,
         _pod: &PodSandbox,
         _container: &Container,
+        _deadline: Instant,
     ) -> impl Future<Output = Result<(), Refusal>> + Send {
         async { Ok(()) }
     }
@@ -157,6 +158,7 @@ pub trait Plugin: Send + Sync + 'static {
         &self,
         _pod: &PodSandbox,
         _container: &Container,
+        _deadline: Instant,
     ) -> impl Future<Output = Result<CpuChange, Refusal>> + Send {
         async { Ok(CpuChange::default()) }
     }

@@ -1,7 +1,7 @@
 //! [`PodAssignment`]: the exclusive CPUs of a pod.
 
 use std::borrow::Borrow;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use crate::cpu::CpuSet;
 
@@ -12,6 +12,9 @@ pub struct PodAssignment {
     pub containers: BTreeMap<String, CpuSet>,
     /// The idle CPUs: siblings of the containers' CPUs, kept free of programs.
     pub idle: CpuSet,
+    /// The names of the containers whose CPUs the kubelet's CPU Manager chose. Their quota, memory
+    /// and `cpuset.cpus` are the kubelet's, too.
+    pub by_kubelet: BTreeSet<String>,
 }
 
 // === impl PodAssignment ===
@@ -48,7 +51,29 @@ impl PodAssignment {
                 .into_iter()
                 .collect(),
             idle: CpuSet::new(),
+            by_kubelet: self.by_kubelet.get(name).cloned().into_iter().collect(),
         }
+    }
+
+    /// Adds CPUs that the kubelet has chosen for a container.
+    pub(super) fn add_of_kubelet(&mut self, name: &str, cpus: CpuSet) {
+        self.containers.insert(name.to_owned(), cpus);
+        self.by_kubelet.insert(name.to_owned());
+    }
+
+    /// Notes which of the CPUs the kubelet has chosen, according to an earlier assignment: those that have not changed.
+    pub(super) fn inherit_choices(&mut self, earlier: &Self) {
+        let has_same = |name: &&String| {
+            let cpus = self.containers.get(*name);
+            cpus.is_some() && cpus == earlier.containers.get(*name)
+        };
+        let same: Vec<String> = earlier
+            .by_kubelet
+            .iter()
+            .filter(has_same)
+            .cloned()
+            .collect();
+        self.by_kubelet.extend(same);
     }
 }
 

@@ -8,8 +8,6 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use serde::Serialize;
-
 use super::assignment::union;
 use super::{Desired, Ledger, Observed, PodAssignment};
 use crate::cpu::{CpuSet, Topology};
@@ -17,9 +15,10 @@ use crate::pod::{
     Balancing, Container, ContainerKind, Entitlement, MemoryPolicy, Qos, Recognition, RecognizedPod,
 };
 
-pub use input::{ContainerMove, DecisionContext, DecisionInput, IN_SHARED_POOL};
-use input::{PodRequest, ShortfallNote};
+pub use input::{ContainerMove, DecisionContext, DecisionInput, IN_SHARED_POOL, RefusalSource};
+use input::{Notes, PodRequest};
 pub use known::{Description, KnownPod, KnownPods};
+pub use kubelet_entitlement::KubeletCpus;
 
 /// The decision about a container of a known pod.
 #[derive(Debug, Clone, PartialEq)]
@@ -41,19 +40,6 @@ pub struct Decision {
     /// Why the container got fewer CPUs than its entitlement, or which of the pod's annotations does not count.
     pub note: Option<String>,
     pub refused: Option<RefusalSource>,
-}
-
-/// The source of an unexpected refusal: the pod's author could expect CPUs for the container.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
-#[serde(rename_all = "lowercase")]
-pub enum RefusalSource {
-    /// Policy: the pod is a training pod, or its CPU annotation is unknown. The entitlement's
-    /// reason explains why.
-    Policy,
-    /// Too few CPUs are free.
-    Room,
-    /// The kernel: the container's partition was refused.
-    Kernel,
 }
 
 #[derive(Debug, Clone, Default, PartialEq)]
@@ -166,6 +152,32 @@ impl Decisions {
             }
         }
     }
+
+    /// Makes no partition of CPUs that the set of another running container of the pod meets. On
+    /// Linux 6.12 the set would make the partition invalid, and the CPUs could be lost; and where
+    /// the kubelet chooses, Pinfold does not write that set.
+    pub fn keep_apart_from_mates(&mut self, observed: &Observed) {
+        for pod in &observed.pods {
+            let assignment = self.desired.assignment(&pod.cgroup.uid);
+            for container in &pod.containers {
+                let name = container.name.as_deref().unwrap_or_default();
+                if !assignment.by_kubelet.contains(name) {
+                    continue;
+                }
+                let Some(cpus) = assignment.containers.get(name) else {
+                    continue;
+                };
+                let meets = pod.containers.iter().any(|mate| {
+                    let is_other = mate.cgroup.path != container.cgroup.path;
+                    is_other && mate.cgroup.populated && !mate.cgroup.cpuset.cpus.is_disjoint(cpus)
+                });
+                if meets {
+                    let path = container.cgroup.path.clone();
+                    self.desired.met_by_mates.insert(path);
+                }
+            }
+        }
+    }
 }
 
 /// The default reserved CPUs: the lowest core without an exclusive CPU. If every core has one, they
@@ -197,28 +209,21 @@ pub fn decide(inputs: &DecisionInput<'_>, ledger: &Ledger) -> Decisions {
     let requests: Vec<PodRequest> = pods
         .map(|(index, pod)| PodRequest::new(index, pod, inputs, ledger))
         .collect();
-    let mut placing = place::PlacementPass::new(inputs, ledger, &requests);
-    // Pods first keep or give up CPUs. What a pod gives up becomes free in the next turn only.
-    placing.keep_undescribed();
-    for pod in &requests {
-        placing.keep(pod);
-    }
-    for pod in &requests {
-        placing.gain(pod);
-    }
-    let place::PlacementPass {
-        mut assignments,
-        notes,
-        moves,
-        ..
-    } = placing;
-    assignments.retain(|_, mine| !mine.is_empty());
+    let (assignments, notes, moves) = match inputs.context.kubelet {
+        Some(kubelet) => {
+            let (assignments, notes) = kubelet::assign(inputs, ledger, &requests, kubelet);
+            (assignments, notes, Vec::new())
+        }
+        None => place(inputs, ledger, &requests),
+    };
     let mut decisions = Decisions {
         moves,
         ..Decisions::default()
     };
     let online = &inputs.context.topology.online;
     decisions.desired.online = online.clone();
+    decisions.desired.beside_kubelet = inputs.context.kubelet.is_some();
+    decisions.desired.isolated_at_boot = online.difference(&inputs.context.topology.balanced());
     decisions.desired.withheld = online.difference(&ledger.available(online));
     let mut memory = memory::follow(&requests, &assignments, ledger, inputs);
     for pod in &requests {
@@ -231,8 +236,39 @@ pub fn decide(inputs: &DecisionInput<'_>, ledger: &Ledger) -> Decisions {
     let of_owners = sets.filter(|cpus| cpus.is_disjoint(inputs.context.reserved));
     decisions.desired.perhaps_owned = union(of_owners);
     decisions.desired.set_assignments(assignments);
-    keep_undescribed_inheriting(inputs, ledger, &requests, &mut decisions.desired);
+    if inputs.context.kubelet.is_none() {
+        keep_undescribed_inheriting(inputs, ledger, &requests, &mut decisions.desired);
+    }
     decisions
+}
+
+/// The CPUs of each pod, the notes of containers that lack some, and the moves to make room, where
+/// Pinfold chooses the CPUs.
+fn place(
+    inputs: &DecisionInput<'_>,
+    ledger: &Ledger,
+    requests: &[PodRequest<'_>],
+) -> (BTreeMap<String, PodAssignment>, Notes, Vec<ContainerMove>) {
+    let mut placing = place::PlacementPass::new(inputs, ledger, requests);
+    // Pods first keep or give up CPUs. What a pod gives up becomes free in the next turn only.
+    placing.keep_undescribed();
+    for pod in requests {
+        placing.keep(pod);
+    }
+    for pod in requests {
+        placing.gain(pod);
+    }
+    let place::PlacementPass {
+        mut assignments,
+        notes,
+        moves,
+        ..
+    } = placing;
+    assignments.retain(|_, mine| !mine.is_empty());
+    for (uid, mine) in &mut assignments {
+        mine.inherit_choices(&ledger.of(uid));
+    }
+    (assignments, notes, moves)
 }
 
 /// Leaves containers in place that run on the CPUs of their pod and that not even the container
@@ -268,7 +304,7 @@ impl PodRequest<'_> {
         &self,
         mine: Option<&PodAssignment>,
         memory: BTreeMap<String, CpuSet>,
-        notes: &BTreeMap<(usize, String), ShortfallNote>,
+        notes: &Notes,
         decisions: &mut Decisions,
     ) {
         let all = mine.map(PodAssignment::usable);
@@ -291,7 +327,7 @@ impl PodRequest<'_> {
             };
             let note = notes.get(&(self.index, container.name.clone()));
             let refused = match note {
-                Some(note) => note.refused.then_some(RefusalSource::Room),
+                Some(note) => note.refused,
                 None => self
                     .denied
                     .contains(&index)
@@ -327,8 +363,11 @@ impl PodRequest<'_> {
         plan.free_memory |= self.preferences.memory == MemoryPolicy::Free;
         plan.memory.extend(memory);
         plan.confirmed |= self.pod.confirmed;
-        plan.all_own_cpus |=
-            lasting.peek().is_some() && lasting.all(|container| own(container).is_some());
+        // The quotas of pods with CPUs of the kubelet's choice are the kubelet's, too.
+        let is_of_pinfold = mine.is_none_or(|mine| mine.by_kubelet.is_empty());
+        plan.all_own_cpus |= is_of_pinfold
+            && lasting.peek().is_some()
+            && lasting.all(|container| own(container).is_some());
         if !init_containers.is_empty() {
             plan.init_containers = init_containers;
         }
@@ -337,6 +376,8 @@ impl PodRequest<'_> {
 
 mod input;
 mod known;
+mod kubelet;
+mod kubelet_entitlement;
 mod memory;
 mod place;
 #[cfg(test)]

@@ -45,6 +45,17 @@ named! {
     }
 }
 
+named! {
+    /// Who chooses the exclusive CPUs.
+    #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+    #[serde(rename_all = "lowercase")]
+    pub enum PlacementSource {
+        Pinfold => "pinfold",
+        /// The kubelet's CPU Manager. Pinfold keeps the CPUs that it reports.
+        Kubelet => "kubelet",
+    }
+}
+
 /// A single write to a cgroup.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Step {
@@ -125,6 +136,15 @@ pub struct Desired {
     /// Cgroups whose partition the kernel refused a moment ago. The plan starts no partition on
     /// them, and adds no CPUs to a live one.
     pub held_back: BTreeSet<String>,
+    /// Whether the kubelet chooses the CPUs. The plan then writes neither the set of a pod nor that
+    /// of a container with a process.
+    pub beside_kubelet: bool,
+    /// The cgroups of owners whose CPUs are also in the set of another running container of the pod, which Pinfold
+    /// does not write. They become no partitions.
+    pub met_by_mates: BTreeSet<String>,
+    /// CPUs isolated at boot, as far as the kernel's unbound work queues keep off them. The kernel
+    /// takes such CPUs into an isolated partition only.
+    pub isolated_at_boot: CpuSet,
 }
 
 #[derive(Debug, Clone, Default, PartialEq, Eq)]

@@ -1,7 +1,7 @@
 //! [`Ledger`]: the owner of each exclusive CPU, and the container of each cgroup, as read from the
 //! kernel.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::Arc;
 
 use super::assignment::union;
@@ -116,19 +116,22 @@ impl Observed {
     /// The observed state reduced to a single pod. A plan for the pod may write to its cgroup and
     /// to those below and above it, and takes no CPUs from other pods.
     pub fn only(&self, uid: &str) -> Option<Self> {
-        let pod = self.pods.iter().find(|pod| pod.cgroup.uid == uid)?.clone();
+        self.only_with(uid, &BTreeSet::new())
+    }
+
+    /// The observed state reduced to a pod and those of `others` that exist.
+    pub fn only_with(&self, uid: &str, others: &BTreeSet<String>) -> Option<Self> {
+        self.pod(uid)?;
+        let is_meant =
+            |pod: &&ObservedPod| pod.cgroup.uid == uid || others.contains(&pod.cgroup.uid);
+        let pods: Vec<ObservedPod> = self.pods.iter().filter(is_meant).cloned().collect();
+        let held = union(pods.iter().map(|pod| &pod.cgroup.cpuset.exclusive));
         let mut surroundings = self.surroundings.clone();
         for above in &mut surroundings.above {
-            let for_others = above
-                .cpuset
-                .exclusive
-                .difference(&pod.cgroup.cpuset.exclusive);
+            let for_others = above.cpuset.exclusive.difference(&held);
             above.other_exclusive = above.other_exclusive.union(&for_others);
         }
-        Some(Self {
-            pods: vec![pod],
-            surroundings,
-        })
+        Some(Self { pods, surroundings })
     }
 
     /// The CPUs of the live partitions.
@@ -486,6 +489,7 @@ impl Ledger {
                 self.add_entry(uid, name, &own);
             }
         }
+        self.note_choices(pod);
         for container in &pod.containers {
             if container.has_bound_memory()
                 && let Some(name) = &container.name
@@ -528,6 +532,17 @@ impl Ledger {
             .difference(&self.excluded);
         if !unrecorded.is_empty() {
             self.exclude(&pod.cgroup.path, &unrecorded);
+        }
+    }
+
+    /// Notes which of the pod's CPUs the kubelet has chosen, according to its records.
+    fn note_choices(&mut self, pod: &ObservedPod) {
+        let Some(assignment) = self.assignments.get_mut(&pod.cgroup.uid) else {
+            return;
+        };
+        let of_containers = pod.containers.iter().map(|container| &container.record);
+        for record in of_containers.chain([&pod.record]).flatten() {
+            assignment.inherit_choices(&record.assignment);
         }
     }
 

@@ -34,7 +34,7 @@ mod steps;
 
 pub use apply::{AppliedStep, StepOutcome, apply, apply_while};
 pub use assignment::PodAssignment;
-pub use desired::{Desired, Enforcement, EnforcementCause, PodPlan, Reason, Step};
+pub use desired::{Desired, Enforcement, EnforcementCause, PlacementSource, PodPlan, Reason, Step};
 pub use drift::{Drift, DriftCause, DriftInput, Neighbour, drift};
 pub use hotplug::SeenSets;
 pub use ledger::{Ledger, Observed, ObservedContainer, ObservedPod, Scan};

@@ -5,6 +5,8 @@
 //! agent knows all assignments, and a release can restore all settings. Pinfold keeps no state
 //! file, which could contradict the kernel.
 
+use std::collections::BTreeSet;
+
 use serde::{Deserialize, Serialize};
 
 use super::assignment::PodAssignment;
@@ -33,6 +35,14 @@ pub struct AssignmentRecord {
         skip_serializing_if = "PodAssignment::is_empty"
     )]
     pub assignment: PodAssignment,
+    /// [`PodAssignment::by_kubelet`] in the text of a record; empty in every other place. Earlier
+    /// versions skip it.
+    #[serde(
+        rename = "kubelet",
+        default,
+        skip_serializing_if = "BTreeSet::is_empty"
+    )]
+    by_kubelet: BTreeSet<String>,
     /// Whether a status or the container runtime identified the container by its runtime id.
     /// Records of earlier versions lack this, and some of them lie on a sandbox's cgroup.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
@@ -111,6 +121,7 @@ impl AssignmentRecord {
             namespace: String::new(),
             pod: String::new(),
             assignment: PodAssignment::default(),
+            by_kubelet: BTreeSet::new(),
             by_id: false,
             confirmed: false,
             before,
@@ -119,7 +130,9 @@ impl AssignmentRecord {
 
     pub fn parse(text: &str) -> Result<Self, RecordError> {
         check_version(text)?;
-        serde_json::from_str(text).map_err(RecordError::malformed(text))
+        let mut record: Self = serde_json::from_str(text).map_err(RecordError::malformed(text))?;
+        record.assignment.by_kubelet = std::mem::take(&mut record.by_kubelet);
+        Ok(record)
     }
 
     pub fn cpus(&self) -> CpuSet {
@@ -128,8 +141,17 @@ impl AssignmentRecord {
 
     /// The text for the extended attribute.
     pub fn text(&self) -> String {
+        let written = Self {
+            by_kubelet: self.assignment.by_kubelet.clone(),
+            ..self.clone()
+        };
         // Serialisation of strings, numbers and maps with string keys always succeeds.
-        serde_json::to_string(self).unwrap_or_default()
+        serde_json::to_string(&written).unwrap_or_default()
+    }
+
+    /// Whether the kubelet chose any of the CPUs. The sets of such a cgroup are the kubelet's.
+    pub(super) fn is_of_kubelet(&self) -> bool {
+        !self.assignment.by_kubelet.is_empty()
     }
 }
 
@@ -157,7 +179,11 @@ mod assignments {
     ) -> Result<PodAssignment, D::Error> {
         let mut containers: BTreeMap<String, CpuSet> = BTreeMap::deserialize(deserializer)?;
         let idle = containers.remove(IDLE).unwrap_or_default();
-        Ok(PodAssignment { containers, idle })
+        Ok(PodAssignment {
+            containers,
+            idle,
+            ..PodAssignment::default()
+        })
     }
 }
 
@@ -186,6 +212,17 @@ mod tests {
             "{}",
             record.text()
         );
+    }
+
+    #[test]
+    fn a_record_says_whose_choice_the_cpus_were() {
+        let mut record = AssignmentRecord::new(EarlierSettings::default());
+        record
+            .assignment
+            .add_of_kubelet("main", "2-3".parse().unwrap());
+        let text = record.text();
+        assert!(text.contains(r#""kubelet":["main"]"#), "{text}");
+        assert_eq!(AssignmentRecord::parse(&text).unwrap(), record);
     }
 
     #[test]

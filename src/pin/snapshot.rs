@@ -9,6 +9,7 @@ use super::cpu_isolation::IsolationReport;
 use super::decide::{Decision, Decisions, RefusalSource};
 use super::{
     Drift, DriftCause, Enforcement, EnforcementCause, Ledger, Neighbour, Observed, ObservedPod,
+    PlacementSource,
 };
 use crate::cpu::{CpuSet, Layout, Topology};
 use crate::host::cgroup::Partition;
@@ -24,6 +25,8 @@ pub struct Snapshot {
     pub enforcement_cause: EnforcementCause,
     /// Why the node has this enforcement, as a sentence.
     pub enforcement_reason: String,
+    /// Who chooses the exclusive CPUs.
+    pub placement_source: PlacementSource,
     pub online: CpuSet,
     /// CPUs excluded from assignments.
     pub reserved: CpuSet,

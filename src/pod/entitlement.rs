@@ -295,6 +295,16 @@ pub fn is_required(pod: &Pod) -> bool {
     )
 }
 
+/// Whether the pod's author wants no exclusive CPUs. An unknown value of the annotation counts as
+/// `shared`.
+pub fn wants_shared(pod: &Pod) -> bool {
+    let annotation = cpus_annotation(pod);
+    matches!(
+        annotation,
+        Some(CpusAnnotation::Shared | CpusAnnotation::Unknown(_))
+    )
+}
+
 /// The annotation, if set. `exclusive` and `required` both mean exclusive CPUs; [`is_required`]
 /// tells them apart.
 fn cpus_annotation(pod: &Pod) -> Option<CpusAnnotation<'_>> {

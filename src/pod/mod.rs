@@ -58,7 +58,7 @@ pub use cpu_preferences::{Balancing, CpuPreferences, MemoryPolicy, cpu_preferenc
 pub use description::{Container, ContainerIds, ContainerKind, EnvSource, Pod, Qos, Resources};
 pub use entitlement::{
     Entitlement, MOST_CPUS, Obstacle, Policy, Training, entitlement, is_denied, is_required,
-    training,
+    training, wants_shared,
 };
 pub use from_k8s::PodError;
 pub use keys::{ContainerKey, ObjectName};

@@ -1,4 +1,5 @@
-//! The agent beside a kubelet whose own CPU Manager assigns CPUs, stops assigning, restarts, or is missing.
+//! The agent beside a kubelet whose own CPU Manager assigns CPUs, stops assigning, restarts, or is missing. What it makes of
+//! assigned CPUs on kernels with partitions is in `partition::kubelet`.
 
 use pinfold::cpu::CpuSet;
 use serde_json::Value;
@@ -17,8 +18,9 @@ fn settings(kernel: &Kernel, tree: &str, pods: &Manifests, root: &Root) -> Setti
     ])
 }
 
+/// Whether the kubelet chooses the CPUs. Without partitions, Pinfold then only observes.
 fn is_observing(status: &Value) -> bool {
-    status["enforcement"] == "observe"
+    status["placementSource"] == "kubelet" && status["enforcement"] != "cpuset"
 }
 
 /// Waits until the agent reports a running container and observes only. Until the kubelet's first answer, which may be late,
@@ -34,7 +36,7 @@ fn runs_unpinned(agent: &Agent, pod: &str) -> Value {
 }
 
 #[test]
-fn pinfold_only_observes_beside_a_kubelet_that_assigns_cpus() {
+fn pinfold_chooses_nothing_beside_a_kubelet_that_assigns_cpus() {
     let Some(kernel) = kernel_tests() else { return };
     let mut tree = kernel.tree();
     let (pods, root) = (Manifests::new(), Root::new());
@@ -60,14 +62,19 @@ fn pinfold_only_observes_beside_a_kubelet_that_assigns_cpus() {
     assert_eq!(kernel.cgroups.assignment_record(&pod).unwrap(), None);
     assert_eq!(kernel.cgroups.assignment_record(&main).unwrap(), None);
     assert_eq!(agent.metric("pinfold_reconcile_steps_total", &[]), None);
+    let reason = if status["enforcement"] == "observe" {
+        "cpu_manager"
+    } else {
+        "partitions_supported"
+    };
     assert_eq!(
         agent.metric(
             "pinfold_enforcement_info",
-            &[("enforcement", "observe"), ("reason", "cpu_manager")]
+            &[("reason", reason), ("source", "kubelet")]
         ),
         Some(1.0)
     );
-    // CPUs that Pinfold does not enforce belong to no container.
+    // The kubelet has given the container no CPUs.
     let exclusive: CpuSet = status["exclusive"].as_str().unwrap().parse().unwrap();
     let labels = [("pod", "worker-0"), ("container", "main")];
     let exported = agent.metric("pinfold_container_cpus_assigned", &labels);
@@ -89,6 +96,59 @@ fn pinfold_only_observes_beside_a_kubelet_that_assigns_cpus() {
         (assigned(&status, "worker-0"), allowed(pid)),
         (Some(own.clone()), own)
     );
+    agent.stop();
+}
+
+#[test]
+fn without_partitions_the_kubelets_cpus_are_shown_and_nothing_is_written() {
+    let Some(kernel) = kernel_tests() else { return };
+    let mut tree = kernel.tree();
+    let (pods, root) = (Manifests::new(), Root::new());
+    pods.put("worker.yaml", &worker("worker-0", "uid-1", 1));
+    let kubelet = root.kubelet(true);
+    let last = kernel.last();
+    kubelet.gives("worker-0", &last.to_string());
+    let settings = settings(&kernel, &tree.path, &pods, &root);
+    let agent = settings.with(&["--enforcement=cpuset"]).start();
+    let pod = tree.pod("", "uid-1");
+    let main = tree.container(&pod, "c0ffee");
+    kernel.write_cpus(&main, &last);
+    kernel.set_quota(&main, 1);
+    let before = (kernel.written(&pod), kernel.written(&main));
+    let pid = tree.start(&main);
+    let status = agent.eventually("the kubelet's choice is in force", |status| {
+        in_force(status, "worker-0")
+    });
+    assert_eq!(assigned(&status, "worker-0"), Some(last.clone()));
+    assert_eq!(allowed(pid), last);
+    assert_eq!(status["enforcement"], "observe");
+    let reason = status["enforcementReason"].as_str().unwrap();
+    assert!(reason.contains("enforces nothing"), "{reason}");
+    assert_eq!((kernel.written(&pod), kernel.written(&main)), before);
+    assert_eq!(kernel.quota(&main), Some(100_000));
+    assert_eq!(kernel.cgroups.assignment_record(&main).unwrap(), None);
+    assert_eq!(agent.metric("pinfold_reconcile_steps_total", &[]), None);
+    agent.stop();
+}
+
+#[test]
+fn pinfold_as_the_source_only_observes_while_the_kubelet_assigns() {
+    let Some(kernel) = kernel_tests() else { return };
+    let mut tree = kernel.tree();
+    let (pods, root) = (Manifests::new(), Root::new());
+    pods.put("worker.yaml", &worker("worker-0", "uid-1", 1));
+    let kubelet = root.kubelet(true);
+    kubelet.gives("worker-0", &kernel.last().to_string());
+    let settings = settings(&kernel, &tree.path, &pods, &root);
+    let agent = settings.with(&["--placement-source=pinfold"]).start();
+    let pod = tree.pod("", "uid-1");
+    let main = tree.container(&pod, "c0ffee");
+    tree.start(&main);
+    let status = agent.eventually("the agent observes", |status| {
+        status["enforcement"] == "observe"
+    });
+    assert_eq!(status["placementSource"], "pinfold");
+    assert_eq!(assigned(&status, "worker-0"), None, "{status:#}");
     agent.stop();
 }
 

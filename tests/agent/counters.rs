@@ -151,6 +151,7 @@ pub(crate) fn snapshot(kernel: &Kernel, containers: &[ContainerState]) -> Snapsh
         enforcement: Enforcement::Cpuset,
         enforcement_cause: EnforcementCause::Configuration,
         enforcement_reason: String::new(),
+        placement_source: pinfold::pin::PlacementSource::Pinfold,
         online: kernel.online.clone(),
         reserved: none(),
         shared: none(),

@@ -215,7 +215,7 @@ impl Runtime {
     }
 
     /// The CPUs that an answer updates, by container.
-    fn update(&mut self, description: &EventMessage) -> Vec<u8> {
+    pub(crate) fn update(&mut self, description: &EventMessage) -> Vec<u8> {
         let EventMessage { pod, container } = description.clone();
         let cpu = LinuxCpu {
             shares: Some(OptionalUInt64 { value: 512 }),

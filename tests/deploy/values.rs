@@ -114,6 +114,11 @@ fn agent_cases() -> Vec<Case> {
             "/env/[PINFOLD_ENFORCEMENT]/value",
             "cpuset",
         ),
+        agent(
+            "placementSource=pinfold",
+            "/env/[PINFOLD_PLACEMENT_SOURCE]/value",
+            "pinfold",
+        ),
         agent("reserved=0-1", "/env/[PINFOLD_RESERVED]/value", "0-1"),
         agent(
             "sharedMinimum=10%",

@@ -31,6 +31,7 @@ const EXCHANGE: Duration = Duration::from_secs(30);
 pub(crate) struct AgentStatus {
     pub(crate) enforcement: String,
     pub(crate) enforcement_reason: String,
+    pub(crate) placement_source: String,
     pub(crate) reserved: CpuSet,
     pub(crate) shared: CpuSet,
     pub(crate) exclusive: CpuSet,

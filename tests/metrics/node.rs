@@ -215,6 +215,7 @@ pub(crate) fn page() -> Page {
         enforcement: Enforcement::Cpuset,
         enforcement_cause: EnforcementCause::PartitionsUnsupported,
         enforcement_reason: "the sentence is no label".to_owned(),
+        placement_source: pinfold::pin::PlacementSource::Pinfold,
         online: set("0-7"),
         reserved: set("0"),
         shared: set("0-1"),

@@ -11,7 +11,7 @@ use pinfold::agent::{PodKey, PodSource, PodsChange, PodsUpdate};
 use pinfold::cpu::TopologyFacts;
 use pinfold::cpu::{CpuSet, Numbering, Placer, Shape as Machine, SharedMinimum, Topology};
 use pinfold::host::cgroup::{PartitionKind as Made, PodCgroup};
-use pinfold::pin::decide::{DecisionContext, DecisionInput, Decisions, decide};
+use pinfold::pin::decide::{DecisionContext, DecisionInput, Decisions, KubeletCpus, decide};
 use pinfold::pin::{AssignmentRecord, Enforcement, Ledger, Observed, Reason, Step, plan};
 use pinfold::pod::{
     Container, ContainerIds, ContainerKind, CpuPreferences, Pod, PodList, Policy, Resources,
@@ -81,6 +81,8 @@ pub(crate) struct World {
     pub(crate) enforcement: ModelEnforcement,
     /// Whether two cores are reserved instead of one.
     pub(crate) wide: bool,
+    /// What the kubelet reports, if it chooses the CPUs: pod, container and CPUs.
+    pub(crate) kubelet: Option<Vec<(usize, usize, Cpus)>>,
     /// Cgroups whose partition the kernel refused since the last timer turn.
     pub(crate) refused: BTreeSet<usize>,
     /// Whether a foreign program has brought the kernel to a state that may lose CPUs.
@@ -197,6 +199,7 @@ impl Setup {
             pods: vec![PodState::default(); self.shapes.len()],
             enforcement,
             wide: false,
+            kubelet: None,
             refused: BTreeSet::new(),
             endangered: false,
             forfeited: 0,
@@ -325,6 +328,7 @@ impl Setup {
         let machine = self.machine(world.kernel.online);
         let here = store.here(&observed, pending, &pods);
         let known = store.known_pods(&observed, &pods, true);
+        let kubelet = world.kubelet_cpus();
         let inputs = DecisionInput {
             context: DecisionContext {
                 topology: &machine.0,
@@ -337,6 +341,7 @@ impl Setup {
                 devices: &BTreeMap::new(),
                 ids_settled: true,
                 suspended: None,
+                kubelet: kubelet.as_ref(),
                 enforcement: Enforcement::Partition,
             },
             pods: &pods,
@@ -346,6 +351,7 @@ impl Setup {
         };
         let mut decisions = decide(&inputs, &ledger);
         match world.enforcement {
+            _ if kubelet.is_some() => decisions.keep_apart_from_mates(&observed),
             ModelEnforcement::Observe => decisions.keep_ledger_assignments(&pods, &ledger),
             ModelEnforcement::Partition | ModelEnforcement::Cpuset => {
                 decisions.keep_init_containers_off_others(&pods, &observed);
@@ -377,6 +383,16 @@ impl Setup {
 // === impl World ===
 
 impl World {
+    /// What the kubelet reports, as decisions take it.
+    pub(crate) fn kubelet_cpus(&self) -> Option<KubeletCpus> {
+        let mut cpus = KubeletCpus::new();
+        for (pod, container, own) in self.kubelet.as_ref()? {
+            let of_pod = cpus.entry(pod.to_string()).or_default();
+            of_pod.insert(format!("c{container}"), set(*own));
+        }
+        Some(cpus)
+    }
+
     /// Carries out one step and reads the result back, as `apply` does.
     pub(crate) fn apply(&mut self, step: &Step, held: &mut Held) -> Outcome {
         let within = |cgroup: &String| {

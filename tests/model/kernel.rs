@@ -89,6 +89,8 @@ pub(crate) struct Node {
     pub(crate) limited: bool,
     /// The noted set from before CPUs went offline. Only on v1.
     narrowed: Option<Cpus>,
+    /// Whether the cgroup's process has ended.
+    pub(crate) has_ended: bool,
 }
 
 /// A kernel with its cgroups.
@@ -309,6 +311,7 @@ impl Kernel {
             mark: None,
             limited: true,
             narrowed: None,
+            has_ended: false,
         };
         self.nodes[node] = Some(new);
     }
@@ -650,7 +653,7 @@ impl Kernel {
             cpuset: self.cpuset(index),
             quota: self.quota(index),
             record_text: self.record_text(index),
-            populated: true,
+            populated: self.get(index).is_some_and(|node| !node.has_ended),
             memory: CgroupMemory::default(),
             nested: Vec::new(),
         }

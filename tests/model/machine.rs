@@ -456,6 +456,7 @@ impl Watch {
     pub(crate) fn new(world: &World, planned: &Planned) -> Self {
         let mut owners = Vec::new();
         let mut unnamed = BTreeMap::new();
+        let desired_met = &planned.decisions.desired.met_by_mates;
         let partition = world.enforcement == ModelEnforcement::Partition;
         for pod in &planned.observed.pods {
             let claims = planned.decisions.desired.assignment(&pod.cgroup.uid);
@@ -471,6 +472,12 @@ impl Watch {
                 else {
                     continue;
                 };
+                // Beside a kubelet that chooses the CPUs, the partition of an ended container ends.
+                let ends = desired_met.contains(&container.cgroup.path)
+                    || world.kernel.get(index).is_some_and(|node| node.has_ended);
+                if ends {
+                    continue;
+                }
                 let effective = world.kernel.effective(index);
                 let alone =
                     |other: usize| other == index || world.kernel.effective(other) & effective == 0;

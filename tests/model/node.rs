@@ -13,7 +13,7 @@ use pinfold::agent::world::{CgroupChanges, Heartbeat, PodStore, World as AgentWo
 use pinfold::cpu::{CpuSet, Placer, SharedMinimum, Topology};
 use pinfold::host::cgroup::{CgroupError, Cpuset, PodCgroup, PodSurroundings};
 use pinfold::metrics::AgentMetrics;
-use pinfold::pin::decide::DecisionContext;
+use pinfold::pin::decide::{DecisionContext, KubeletCpus};
 use pinfold::pin::{AppliedStep, Enforcement, Reason, Step, StepOutcome as Real};
 use pinfold::pod::{CpuPreferences, ObjectName, Policy};
 
@@ -108,6 +108,7 @@ pub(crate) struct ModelNode<'a> {
     preferences: CpuPreferences,
     devices: BTreeMap<ObjectName, CpuSet>,
     enforcement: Enforcement,
+    kubelet: Option<KubeletCpus>,
     turn: Turn<'a>,
     run: RefCell<Run<'a>>,
 }
@@ -148,7 +149,8 @@ impl Setup {
         orders: Orders,
     ) -> Result<Ran, Broken> {
         let is_of_all = matches!(turn, Turn::All | Turn::AllFor(_));
-        if is_of_all {
+        // What the kubelet chooses, it also moves.
+        if is_of_all && world.kubelet.is_none() {
             self.decided(world, planned)?;
         }
         let is_hopeless = self.is_hopeless(world, planned);
@@ -356,6 +358,7 @@ impl<'a> ModelNode<'a> {
             preferences: CpuPreferences::default(),
             devices: BTreeMap::new(),
             enforcement: world.enforcement.enforcement(),
+            kubelet: world.kubelet_cpus(),
             turn,
             run: RefCell::new(run),
         }
@@ -378,6 +381,7 @@ impl<'a> ModelNode<'a> {
                 devices: &self.devices,
                 ids_settled: true,
                 suspended: None,
+                kubelet: self.kubelet.as_ref(),
                 enforcement: self.enforcement,
             },
             moves_per_hour: 0,

@@ -502,6 +502,7 @@ fn empty_snapshot() -> Snapshot {
         enforcement: Enforcement::Observe,
         enforcement_cause: EnforcementCause::Configuration,
         enforcement_reason: String::new(),
+        placement_source: pinfold::pin::PlacementSource::Pinfold,
         online: CpuSet::new(),
         reserved: CpuSet::new(),
         shared: CpuSet::new(),

@@ -212,12 +212,22 @@ impl Plugin for RecordingPlugin {
         })
     }
 
-    async fn start(&self, pod: &PodSandbox, container: &Container) -> Result<(), Refusal> {
+    async fn start(
+        &self,
+        pod: &PodSandbox,
+        container: &Container,
+        _deadline: tokio::time::Instant,
+    ) -> Result<(), Refusal> {
         self.record(Event::StartContainer, pod, Some(container));
         self.behave().await
     }
 
-    async fn update(&self, pod: &PodSandbox, container: &Container) -> Result<CpuChange, Refusal> {
+    async fn update(
+        &self,
+        pod: &PodSandbox,
+        container: &Container,
+        _deadline: tokio::time::Instant,
+    ) -> Result<CpuChange, Refusal> {
         self.record(Event::UpdateContainer, pod, Some(container));
         Ok(CpuChange::default())
     }

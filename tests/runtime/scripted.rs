@@ -147,12 +147,22 @@ impl Plugin for Scripted {
         Ok(adjustment)
     }
 
-    async fn start(&self, pod: &PodSandbox, container: &Container) -> Result<(), Refusal> {
+    async fn start(
+        &self,
+        pod: &PodSandbox,
+        container: &Container,
+        _deadline: tokio::time::Instant,
+    ) -> Result<(), Refusal> {
         self.record(Event::StartContainer, pod, container);
         self.refusal(Event::StartContainer, pod, "test/refuse-start")
     }
 
-    async fn update(&self, pod: &PodSandbox, container: &Container) -> Result<CpuChange, Refusal> {
+    async fn update(
+        &self,
+        pod: &PodSandbox,
+        container: &Container,
+        _deadline: tokio::time::Instant,
+    ) -> Result<CpuChange, Refusal> {
         self.record(Event::UpdateContainer, pod, container);
         // A change of resources keeps the CPUs.
         Ok(cpus(pod))

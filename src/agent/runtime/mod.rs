@@ -23,6 +23,7 @@ use super::agent_node::AgentNode;
 use super::api::ApiTasks;
 use super::config::{AutoSwitch, Runtime};
 use super::event::AgentEvent;
+use super::kubelet::KubeletLink;
 use super::tasks::Tasks;
 use crate::metrics::AgentMetrics;
 use crate::nri;
@@ -55,7 +56,7 @@ pub(super) fn start(
     node: &AgentNode,
     tasks: &mut Tasks,
     reconciler: mpsc::UnboundedSender<AgentEvent>,
-    cluster: Option<&ApiTasks>,
+    (cluster, kubelet): (Option<&ApiTasks>, KubeletLink),
     snapshot: watch::Receiver<Option<Arc<Snapshot>>>,
     metrics: &AgentMetrics,
     shutdown: ShutdownSignals,
@@ -75,6 +76,7 @@ pub(super) fn start(
     let handler = Arc::new(plugin_handler::PluginHandler::new(
         reconciler,
         api_source,
+        kubelet,
         metrics.clone(),
     ));
     let ShutdownSignals {

@@ -11,6 +11,7 @@ use super::reduced::{INJECTED, annotation_values, reduced_container, reduced_pod
 use crate::agent::api::{ApiPods, ClusterLink};
 use crate::agent::event::{AgentEvent, CreateAnswer, RuntimePod, RuntimeUpdate};
 use crate::agent::gate;
+use crate::agent::kubelet::KubeletLink;
 use crate::cluster::scenes;
 use crate::metrics::AgentMetrics;
 use crate::nri::{
@@ -41,6 +42,7 @@ pub(super) struct PluginHandler {
     api: Option<(ClusterLink, ApiWait)>,
     /// The Node's slot in a scene, where scenes are used.
     slot: Option<watch::Receiver<scenes::SlotState>>,
+    kubelet: KubeletLink,
     inventory: Mutex<Inventory>,
     metrics: AgentMetrics,
     started_at: Instant,
@@ -52,6 +54,7 @@ impl PluginHandler {
     pub(super) fn new(
         reconciler: mpsc::UnboundedSender<AgentEvent>,
         api_source: Option<ApiSource>,
+        kubelet: KubeletLink,
         metrics: AgentMetrics,
     ) -> Self {
         let slot = api_source.as_ref().and_then(|api| api.link.slot());
@@ -61,6 +64,7 @@ impl PluginHandler {
             reconciler,
             api,
             slot,
+            kubelet,
             inventory,
             metrics,
             started_at,
@@ -318,6 +322,7 @@ impl nri::Plugin for PluginHandler {
         };
         let required = is_required(&reported.pod);
         self.wait_for_api(reported.pod.cgroup_uid(), deadline).await;
+        self.kubelet.wait(deadline).await;
         let (pod, name) = (Box::new(reported), container.name.clone());
         let admission = self
             .request(|reply| AgentEvent::Create {
@@ -344,7 +349,12 @@ impl nri::Plugin for PluginHandler {
         answer
     }
 
-    async fn start(&self, sandbox: &PodSandbox, container: &Container) -> Result<(), Refusal> {
+    async fn start(
+        &self,
+        sandbox: &PodSandbox,
+        container: &Container,
+        deadline: tokio::time::Instant,
+    ) -> Result<(), Refusal> {
         let start = Instant::now();
         lock(&self.inventory).put(reduced_pod(sandbox), reduced_container(container));
         let Some(reported) = self.pod(&sandbox.uid) else {
@@ -355,6 +365,7 @@ impl nri::Plugin for PluginHandler {
             is_required(&reported.pod),
         );
         self.send(AgentEvent::Runtime(RuntimeUpdate::Pod(Box::new(reported))));
+        self.kubelet.wait(deadline).await;
         let answer = match uid {
             Some(uid) => {
                 let container = container.name.clone();
@@ -383,16 +394,20 @@ impl nri::Plugin for PluginHandler {
         &self,
         sandbox: &PodSandbox,
         container: &Container,
+        deadline: tokio::time::Instant,
     ) -> Result<CpuChange, Refusal> {
         let start = Instant::now();
         let pod = nri::pod(sandbox, [container]);
         let given = pod.container(&container.name);
         let was_given = given.is_some_and(|container| container.given_cpus.is_some());
         // Only for such a container does the runtime hold a set of Pinfold's. A set of somebody
-        // else stays as requested.
-        let (Some(uid), true) = (pod.cgroup_uid().map(str::to_owned), was_given) else {
+        // else stays as requested. One of the kubelet's may follow a new choice of CPUs, and must
+        // not meet the partition of an ended container in the pod.
+        let matters = was_given || self.kubelet.chooses();
+        let (Some(uid), true) = (pod.cgroup_uid().map(str::to_owned), matters) else {
             return Ok(CpuChange::default());
         };
+        self.kubelet.wait(deadline).await;
         let container = container.name.clone();
         let cpus = self
             .request(|reply| AgentEvent::Update {
@@ -403,7 +418,7 @@ impl nri::Plugin for PluginHandler {
             .await;
         self.record_time("update", start);
         Ok(CpuChange {
-            cpus: cpus.flatten(),
+            cpus: cpus.flatten().filter(|_| was_given),
             ..CpuChange::default()
         })
     }
@@ -480,7 +495,12 @@ mod tests {
     #[test]
     fn a_part_of_synchronize_is_reduced_to_the_variables_that_count() {
         let (reconciler, _events) = mpsc::unbounded_channel();
-        let handler = PluginHandler::new(reconciler, None, AgentMetrics::new().unwrap());
+        let handler = PluginHandler::new(
+            reconciler,
+            None,
+            KubeletLink::none(),
+            AgentMetrics::new().unwrap(),
+        );
         let services = (0..3500).map(|number| format!("S{number}_SERVICE_HOST=10.0.0.1"));
         let own = ["PATH=/bin", "OMP_NUM_THREADS=3"].map(str::to_owned);
         let env = own.iter().cloned().chain(services).collect();
@@ -498,7 +518,12 @@ mod tests {
     #[tokio::test]
     async fn only_a_new_sandbox_is_a_new_pod() {
         let (reconciler, mut events) = mpsc::unbounded_channel();
-        let handler = PluginHandler::new(reconciler, None, AgentMetrics::new().unwrap());
+        let handler = PluginHandler::new(
+            reconciler,
+            None,
+            KubeletLink::none(),
+            AgentMetrics::new().unwrap(),
+        );
         let request = EventRequest {
             pod: pod(),
             container: container("main"),
@@ -535,7 +560,12 @@ mod tests {
     #[tokio::test]
     async fn a_late_end_is_reported_before_a_newer_creation() {
         let (reconciler, mut events) = mpsc::unbounded_channel();
-        let handler = PluginHandler::new(reconciler, None, AgentMetrics::new().unwrap());
+        let handler = PluginHandler::new(
+            reconciler,
+            None,
+            KubeletLink::none(),
+            AgentMetrics::new().unwrap(),
+        );
         let pod = pod();
         lock(&handler.inventory).put(pod.clone(), container("first"));
         let ended = EventRequest {
@@ -570,7 +600,12 @@ mod tests {
     #[tokio::test]
     async fn after_a_timeout_a_stopped_container_still_leaves_the_inventory() {
         let (reconciler, mut events) = mpsc::unbounded_channel();
-        let handler = PluginHandler::new(reconciler, None, AgentMetrics::new().unwrap());
+        let handler = PluginHandler::new(
+            reconciler,
+            None,
+            KubeletLink::none(),
+            AgentMetrics::new().unwrap(),
+        );
         let pod = pod();
         for id in ["ps", "proxy"] {
             lock(&handler.inventory).put(pod.clone(), container(id));

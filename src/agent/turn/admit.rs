@@ -8,7 +8,7 @@ use super::{
 use crate::agent::kernel::Kernel;
 use crate::agent::world::World;
 use crate::host::cgroup::PodCgroup;
-use crate::pin::decide::Decisions;
+use crate::pin::decide::{Decisions, KubeletCpus};
 use crate::pin::{self, Enforcement, Step};
 use crate::pod::{self, ContainerKind, PodList, RecognizedPod};
 
@@ -27,6 +27,9 @@ pub fn admit(
     let pod = world.pods().pod(uid).ok_or(NeedsAllPods)?;
     if !world.mirror.is_complete() {
         return Err(NeedsAllPods);
+    }
+    if let Some(kubelet) = context.node.kubelet {
+        return Ok(size(world, context, (pod, uid), kubelet));
     }
     world.heartbeat.begin("read the pod's cgroup");
     let enforcement = context.node.enforcement;
@@ -78,6 +81,38 @@ pub fn admit(
         lost: world.ledger.lost.clone(),
         errors,
     })
+}
+
+/// Decides how a container is sized where the kubelet chooses the CPUs. Nothing is written: the
+/// kubelet keeps the CPUs for the container, and StartContainer puts them in force. Until then, an
+/// earlier owner may still have some.
+fn size(
+    world: &World,
+    context: &TurnContext<'_>,
+    (pod, uid): (Arc<RecognizedPod>, &str),
+    kubelet: &KubeletCpus,
+) -> TurnResult {
+    let pods = PodList::from([pod]);
+    let only = world.observed().only(uid).unwrap_or_default();
+    let mut decisions = world.decide(context.node, (&pods, &only), 0);
+    for decision in &mut decisions.containers {
+        let pod = pods.get(decision.pod);
+        let container = pod.and_then(|pod| pod.containers.get(decision.container));
+        let reported = kubelet.get(uid).zip(container);
+        let reported = reported.and_then(|(pod, container)| pod.get(&container.name));
+        let waits = decision.cpus.is_none() && decision.refused.is_none();
+        if waits && decision.entitlement.cpus() > 0 {
+            decision.cpus = reported.cloned();
+        }
+    }
+    TurnResult {
+        pods,
+        before: None,
+        decisions,
+        drift: Vec::new(),
+        lost: world.ledger.lost.clone(),
+        errors: Vec::new(),
+    }
 }
 
 /// Whether the mirror is good enough for the answer. If the pod has a new cgroup, this has another

@@ -1,13 +1,16 @@
 //! [`start`]: the turn that answers one StartContainer.
 
+use std::collections::BTreeSet;
+use std::sync::Arc;
 use std::time::Instant;
 
 use super::{NeedsAllPods, TurnContext, TurnResult};
 use crate::agent::kernel::Kernel;
 use crate::agent::world::World;
+use crate::cpu::CpuSet;
 use crate::pin::decide::RefusalSource;
 use crate::pin::{self, Enforcement, Step};
-use crate::pod::PodList;
+use crate::pod::RecognizedPod;
 
 /// Puts the CPUs of the pod of a StartContainer request in force. The container's cgroup exists by
 /// now, but its program does not run.
@@ -25,13 +28,73 @@ pub fn start(
     if !world.mirror.is_complete() {
         return Err(NeedsAllPods);
     }
-    let (node, enforcement) = (context.node, context.node.enforcement);
     world.heartbeat.begin("read the pod's cgroups");
-    let is_there = world.read_pod(uid, kernel).map_err(|_| NeedsAllPods)?;
-    if !is_there {
-        return Err(NeedsAllPods);
-    }
+    let rivals = rivals(world, context, uid);
+    read(world, kernel, (uid, &rivals))?;
     world.read_above(kernel).map_err(|_| NeedsAllPods)?;
+    let mut result = put_in_force(world, kernel, context, (&pod, uid, &rivals))?;
+    if result.before.is_some() && lacks_reported(context, uid, &result) {
+        // The earlier owners have given the CPUs up, and now nobody has them.
+        world.read_above(kernel).map_err(|_| NeedsAllPods)?;
+        let second = put_in_force(world, kernel, context, (&pod, uid, &rivals))?;
+        result = TurnResult {
+            before: result.before,
+            errors: [result.errors, second.errors].concat(),
+            ..second
+        };
+    }
+    Ok(result)
+}
+
+/// The uids of other pods that have CPUs which the kubelet has meanwhile given to this one, by their
+/// records or only by what an agent that was killed has left in their cgroups.
+fn rivals(world: &World, context: &TurnContext<'_>, uid: &str) -> BTreeSet<String> {
+    let Some(reported) = context.node.kubelet.and_then(|kubelet| kubelet.get(uid)) else {
+        return BTreeSet::new();
+    };
+    let meets = |other: &CpuSet| reported.values().any(|cpus| !cpus.is_disjoint(other));
+    let owners = world.ledger.assignments.iter();
+    let owners = owners.filter(|(_, own)| meets(&own.cpus()));
+    let pods = world.observed().pods.iter();
+    let holders = pods.filter(|pod| meets(&pod.cgroup.cpuset.exclusive));
+    let holders = holders.map(|pod| &pod.cgroup.uid);
+    let all = owners.map(|(other, _)| other).chain(holders);
+    all.filter(|other| *other != uid).cloned().collect()
+}
+
+/// Whether the turn has not assigned all that the kubelet reports for the pod.
+fn lacks_reported(context: &TurnContext<'_>, uid: &str, result: &TurnResult) -> bool {
+    let Some(reported) = context.node.kubelet.and_then(|kubelet| kubelet.get(uid)) else {
+        return false;
+    };
+    let assigned = result.decisions.desired.assignment(uid);
+    let mut reported = reported.iter();
+    reported.any(|(name, cpus)| assigned.containers.get(name) != Some(cpus))
+}
+
+/// Reads the request's pod and its rivals, of which some may have ended.
+fn read(
+    world: &mut World,
+    kernel: &impl Kernel,
+    (uid, rivals): (&str, &BTreeSet<String>),
+) -> Result<(), NeedsAllPods> {
+    for rival in rivals {
+        world.read_pod(rival, kernel).map_err(|_| NeedsAllPods)?;
+    }
+    match world.read_pod(uid, kernel) {
+        Ok(true) => Ok(()),
+        _ => Err(NeedsAllPods),
+    }
+}
+
+/// Decides about the pod of the request and its rivals, and carries the plan out.
+fn put_in_force(
+    world: &mut World,
+    kernel: &impl Kernel,
+    context: &TurnContext<'_>,
+    (pod, uid, rivals): (&Arc<RecognizedPod>, &str, &BTreeSet<String>),
+) -> Result<TurnResult, NeedsAllPods> {
+    let (node, enforcement) = (context.node, context.node.enforcement);
     // With enforcement `cpuset`, it is Pinfold that takes the pod's CPUs from the other containers.
     let takes_from_others = enforcement == Enforcement::Cpuset && !world.is_alone(uid);
     let (pods, observed) = if takes_from_others {
@@ -39,8 +102,10 @@ pub fn start(
         read.map_err(|_| NeedsAllPods)?;
         (world.pods_list(), world.observed().clone())
     } else {
-        let only = world.observed().only(uid).ok_or(NeedsAllPods)?;
-        (PodList::from([pod]), only)
+        let only = world.observed().only_with(uid, rivals);
+        let others = rivals.iter().filter_map(|rival| world.pods().pod(rival));
+        let pods = [Arc::clone(pod)].into_iter().chain(others).collect();
+        (pods, only.ok_or(NeedsAllPods)?)
     };
     let drift = world.find_drift_in(&observed, node.topology, enforcement);
     if !drift.is_empty() {
@@ -53,7 +118,9 @@ pub fn start(
         decision.refused == Some(RefusalSource::Room)
             && pod.is_some_and(|pod| pod.cgroup_uid() == Some(uid))
     });
-    if lacks && super::may_free_cpus(world, kernel, context) {
+    // The kubelet frees CPUs, and says so in its next answer.
+    let is_of_pinfold = node.kubelet.is_none();
+    if lacks && is_of_pinfold && super::may_free_cpus(world, kernel, context) {
         return Err(NeedsAllPods);
     }
     let only = (!takes_from_others).then_some(uid);
@@ -81,10 +148,7 @@ pub fn start(
         let steps = applied.iter().map(|done| &done.step);
         world.mirror.note_steps(steps, Instant::now());
         world.note_changes(&kernel.changes());
-        let is_there = world.read_pod(uid, kernel).map_err(|_| NeedsAllPods)?;
-        if !is_there {
-            return Err(NeedsAllPods);
-        }
+        read(world, kernel, (uid, rivals))?;
     }
     world.note_refusals(&pods, world.observed(), &mut decisions);
     Ok(TurnResult {

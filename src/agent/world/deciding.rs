@@ -70,7 +70,9 @@ impl World {
             moves,
         };
         let mut decisions = decide(&input, ledger);
-        if context.enforcement == Enforcement::Observe {
+        if context.kubelet.is_some() {
+            decisions.keep_apart_from_mates(observed);
+        } else if context.enforcement == Enforcement::Observe {
             decisions.keep_ledger_assignments(pods, ledger);
         } else {
             decisions.keep_init_containers_off_others(pods, observed);
@@ -98,6 +100,12 @@ impl World {
             self.isolation.check(kernel.workqueue_cpus().as_ref());
         }
         self.isolation.note_wanted(desired, only, Instant::now());
+        // Work queues that use such CPUs would have to leave them first; mostly they never did.
+        if !desired.isolated_at_boot.is_empty()
+            && let Some(used) = kernel.workqueue_cpus()
+        {
+            desired.isolated_at_boot = desired.isolated_at_boot.difference(&used);
+        }
     }
 
     /// The part of a decision about a new container that the runtime may write to the container's cgroup: all of `cpus`, or

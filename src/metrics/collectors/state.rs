@@ -62,6 +62,7 @@ fn node(page: &mut Page, scrape: &Scrape<'_>) {
         &[
             ("enforcement", snapshot.enforcement.name()),
             ("reason", snapshot.enforcement_cause.name()),
+            ("source", snapshot.placement_source.name()),
         ],
     );
 }

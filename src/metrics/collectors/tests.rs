@@ -127,6 +127,7 @@ fn snapshot(containers: Vec<ContainerState>) -> Snapshot {
         enforcement: Enforcement::Observe,
         enforcement_cause: EnforcementCause::Configuration,
         enforcement_reason: String::new(),
+        placement_source: crate::pin::PlacementSource::Pinfold,
         online: CpuSet::new(),
         reserved: CpuSet::new(),
         shared: CpuSet::new(),

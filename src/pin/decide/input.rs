@@ -6,6 +6,7 @@ use std::sync::Arc;
 use serde::Serialize;
 
 use super::known::{Description, KnownPod, KnownPods};
+use super::kubelet_entitlement::{self as kubelet, KubeletCpus};
 use crate::cpu::{CpuSet, Placer, SharedMinimum, Topology};
 use crate::pin::{Enforcement, Ledger};
 use crate::pod::{
@@ -38,6 +39,8 @@ pub struct DecisionContext<'a> {
     /// Why no further CPUs are assigned now. Existing assignments stay.
     pub suspended: Option<&'a str>,
     pub enforcement: Enforcement,
+    /// The exclusive CPUs that the kubelet reports, if it chooses the CPUs of this node; `None` if Pinfold does.
+    pub kubelet: Option<&'a KubeletCpus>,
 }
 
 /// The input of decisions, besides the ledger.
@@ -73,12 +76,28 @@ pub struct ContainerMove {
     pub to: CpuSet,
 }
 
+/// The source of an unexpected refusal: the pod's author could expect CPUs for the container.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum RefusalSource {
+    /// Policy: the pod is a training pod, or its CPU annotation is unknown. The entitlement's
+    /// reason explains why.
+    Policy,
+    /// Too few CPUs are free.
+    Room,
+    /// The kernel: the container's partition was refused.
+    Kernel,
+}
+
 /// Why a container gets fewer CPUs than its entitlement.
 pub(super) struct ShortfallNote {
     pub text: String,
-    /// Whether too few CPUs were free. Otherwise the container only waits.
-    pub refused: bool,
+    /// Who refused the CPUs; `None` if the container only waits.
+    pub refused: Option<RefusalSource>,
 }
+
+/// The notes of containers, by pod index and container name.
+pub(super) type Notes = BTreeMap<(usize, String), ShortfallNote>;
 
 /// A pod with its containers' entitlements.
 pub(super) struct PodRequest<'a> {
@@ -119,6 +138,13 @@ impl<'a> PodRequest<'a> {
         let known = uid.and_then(|uid| inputs.known_pod(uid));
         let recorded = ledger.assignments.get(&key);
         let entitlement = |container: &Container| {
+            if let Some(kubelet) = inputs.context.kubelet {
+                let facts = (kubelet, known, recorded);
+                return kubelet::entitlement(pod, container, inputs.context.policy, facts);
+            }
+            if let Some(kept) = kubelet::kept(pod, container, recorded) {
+                return kept;
+            }
             let granted = pod::entitlement(pod, container, inputs.context.policy);
             match known {
                 Some(known) => known.entitlement(container, granted, recorded),

@@ -45,6 +45,10 @@ pub(super) fn follow(
         let bound = ledger.memory.get(&pod.key);
         for container in &pod.pod.containers {
             let name = &container.name;
+            // Beside the kubelet's CPUs, memory is the affair of its Memory Manager.
+            if own.is_some_and(|own| own.by_kubelet.contains(name)) {
+                continue;
+            }
             let assigned = own.and_then(|own| own.containers.get(name));
             let numa = assigned.and_then(|cpus| topology.numa_of(cpus));
             let numa = numa.map(|numa| numa.iter().filter(|id| room.contains_key(id)).collect());

@@ -3,7 +3,9 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use super::super::assignment::union;
-use super::input::{ContainerMove, DecisionInput, IN_SHARED_POOL, PodRequest, ShortfallNote};
+use super::input::{
+    ContainerMove, DecisionInput, IN_SHARED_POOL, Notes, PodRequest, RefusalSource, ShortfallNote,
+};
 use super::known::Description;
 use crate::cpu::{
     CoreKinds, Cores, CpuSet, Owner, Placement, PlacementRefusal, Request, SharedMinimum, cpu_count,
@@ -29,7 +31,7 @@ pub(super) struct PlacementPass<'a> {
     /// containers get them first.
     spare: BTreeMap<String, BTreeMap<String, SpareCpus>>,
     /// Why containers get fewer CPUs than their entitlements, by pod index and container name.
-    pub notes: BTreeMap<(usize, String), ShortfallNote>,
+    pub notes: Notes,
     pub moves: Vec<ContainerMove>,
 }
 
@@ -463,6 +465,7 @@ impl<'a> PlacementPass<'a> {
     }
 
     fn add_note(&mut self, pod: &PodRequest<'_>, name: &str, text: String, refused: bool) {
+        let refused = refused.then_some(RefusalSource::Room);
         let note = ShortfallNote { text, refused };
         self.notes.insert((pod.index, name.to_owned()), note);
     }

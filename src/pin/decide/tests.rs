@@ -113,6 +113,7 @@ impl TestNode {
                 devices: &self.devices,
                 ids_settled: true,
                 suspended: None,
+                kubelet: None,
                 enforcement: Enforcement::Partition,
             },
             pods,
@@ -450,6 +451,7 @@ fn each_container_of_a_pod_has_the_fewest_numa_nodes_of_its_own() {
 }
 
 mod known;
+mod kubelet;
 mod reserve;
 
 /// A pod's author decides how long the texts of the pod are. Decisions about all pods of the node

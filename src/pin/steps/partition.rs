@@ -147,9 +147,22 @@ impl<'a> PartitionState<'a> {
 
     /// The set a container needs to stay off the partitions of its pod; `None` if it overlaps none
     /// of them.
+    ///
+    /// Where the kubelet chooses the CPUs, it also writes the sets of running containers, except that
+    /// a partition from before keeps its CPUs. The sets of ended containers are written by nobody,
+    /// and could be in the way of the next run.
     fn separated(&self, leaf: &Leaf<'_>) -> Option<CpuSet> {
         let own = &leaf.container.cgroup.cpuset.cpus;
-        let others = self.pods.get(leaf.pod)?.target.difference(&leaf.target);
+        let others = if self.desired.beside_kubelet {
+            let is_written = |mate: &&Leaf<'_>| {
+                mate.pod == leaf.pod && !(leaf.container.cgroup.populated && mate.is_of_kubelet())
+            };
+            let mates = self.leaves.iter().filter(is_written);
+            mates.fold(CpuSet::new(), |all, mate| all.union(&mate.target))
+        } else {
+            self.pods.get(leaf.pod)?.target.clone()
+        };
+        let others = others.difference(&leaf.target);
         if own.is_disjoint(&others) {
             return None;
         }
@@ -215,6 +228,9 @@ impl<'a> PartitionState<'a> {
     fn restored_pod_cpus(&self, pod_target: &PodTarget<'_>) -> Option<Step> {
         let cgroup = &pod_target.pod.cgroup;
         let record = pod_target.pod.record.as_ref()?;
+        if self.desired.beside_kubelet || record.is_of_kubelet() {
+            return None;
+        }
         let mut restored = restored_cpus(record, &self.desired.online);
         // While other pods hold all CPUs of the pod's set, the kernel refuses to clear its
         // exclusive CPUs, because without them the pod would have no CPU.
@@ -359,6 +375,9 @@ impl<'a> PartitionState<'a> {
     /// needs no restoration.
     fn has_earlier_cpus(&self, leaf: &Leaf<'_>) -> bool {
         let (now, record) = (&leaf.container.cgroup.cpuset.cpus, &leaf.container.record);
+        if leaf.is_of_kubelet() {
+            return leaf.target.is_empty();
+        }
         let is_restored = |record: &AssignmentRecord| {
             let untouched = record.before.cpus.is_empty() && now.is_empty();
             untouched || *now == restored_cpus(record, &self.desired.online)
@@ -387,6 +406,9 @@ impl<'a> PartitionState<'a> {
 
     fn settle_owner(&self, leaf: &Leaf<'_>, last: &mut LastPhase) {
         let cgroup = &leaf.container.cgroup;
+        if leaf.is_of_kubelet() {
+            return;
+        }
         // Without CPUs in force, an owner runs on shared CPUs, and its quota protects the other
         // containers.
         if !leaf.target.is_empty() {
@@ -411,6 +433,12 @@ impl<'a> PartitionState<'a> {
             return;
         }
         let record = leaf.container.record.as_ref();
+        // The set is the kubelet's, which may have changed it meanwhile.
+        if leaf.is_of_kubelet() || self.is_set_by_kubelet(leaf) {
+            last.removals
+                .extend(record.map(|_| remove_record(&cgroup.path)));
+            return;
+        }
         if !leaf.target.is_empty() || record.is_none() && !leaf.is_former_owner() {
             return;
         }
@@ -442,6 +470,16 @@ impl<'a> PartitionState<'a> {
             last.writes
                 .push(Step::cpus(&cgroup.path, back, Reason::Share));
         }
+    }
+
+    /// Whether the set of a container without CPUs of its own is the kubelet's affair alone: no
+    /// partition of Pinfold's choice in the pod has to be kept off it.
+    fn is_set_by_kubelet(&self, leaf: &Leaf<'_>) -> bool {
+        let assignment = &leaf.plan.assignment;
+        let mut names = assignment.containers.keys();
+        self.desired.beside_kubelet
+            && leaf.container.cgroup.populated
+            && names.all(|name| assignment.by_kubelet.contains(name))
     }
 
     fn settle_pod(&self, pod_target: &PodTarget<'_>, last: &mut LastPhase) {

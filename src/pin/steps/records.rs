@@ -27,7 +27,10 @@ pub(super) fn container_record(
     own: &CpuSet,
 ) -> AssignmentRecord {
     let (record, names) = (container.record.as_ref(), plan.name.as_ref());
-    let limited = container.cgroup.quota.filter(|_| assignment.is_some());
+    // The quota of a container with CPUs of the kubelet's choice is the kubelet's, and so is its set.
+    let is_of_pinfold = |assignment: &PodAssignment| assignment.by_kubelet.is_empty();
+    let limited = assignment.as_ref().is_some_and(is_of_pinfold);
+    let limited = container.cgroup.quota.filter(|_| limited);
     let by_id = assignment.is_some() && container.by_id;
     let mut next = next_record(record, assignment.unwrap_or_default(), names, own, limited);
     next.by_id = by_id;

@@ -100,6 +100,10 @@ fn restore_cpus(
     record: &AssignmentRecord,
     writable: &CpuSet,
 ) -> Option<Step> {
+    // The set of a container with CPUs of the kubelet's choice is the kubelet's, too.
+    if record.is_of_kubelet() {
+        return None;
+    }
     let back = restored_cpus(record, writable);
     // A cgroup without a written set, both now and before Pinfold's first write, needs no write.
     let untouched = now.is_empty() && record.before.cpus.is_empty();

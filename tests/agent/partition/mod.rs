@@ -6,6 +6,7 @@
 mod foreign;
 mod init;
 mod isolated;
+mod kubelet;
 mod lifetime;
 mod owner;
 mod preferences;

@@ -163,8 +163,8 @@ async fn node_ready(site: &Site<'_>) -> Result<()> {
         .await
 }
 
-/// Beside the kubelet's static policy the agent only observes. When the policy is gone, it pins
-/// again.
+/// Beside the kubelet's static policy the agent keeps the CPUs that the kubelet chose, or only
+/// observes without partitions. When the policy is gone, it chooses again.
 pub(super) async fn kubelet_static(site: &Site<'_>) -> Result<Verdict> {
     if let Some(skipped) = site.lacks(1).await? {
         return Ok(skipped);
@@ -175,7 +175,17 @@ pub(super) async fn kubelet_static(site: &Site<'_>) -> Result<Verdict> {
     }
     site.undo.borrow_mut().push("kubelet-none");
     node_ready(site).await?;
-    enforces(site, "observe").await?;
+    let has_partitions = enforcement == "partition";
+    let beside = if has_partitions {
+        "partition"
+    } else {
+        "observe"
+    };
+    enforces(site, beside, "kubelet").await?;
+    if has_partitions {
+        site.start(&site.training_pod("kept", 1)).await?;
+        site.pinned("kept", "main", 1).await?;
+    }
     let reason = site.cluster.hook("kubelet-none", site.node).await?;
     ensure!(
         reason.is_none(),
@@ -183,23 +193,24 @@ pub(super) async fn kubelet_static(site: &Site<'_>) -> Result<Verdict> {
     );
     site.undo.borrow_mut().clear();
     node_ready(site).await?;
-    enforces(site, &enforcement).await?;
+    enforces(site, &enforcement, "pinfold").await?;
     site.start(&site.training_pod("train", 1)).await?;
     let cpus = site.pinned("train", "main", 1).await?;
     Ok(Verdict::Passed(format!(
-        "{enforcement}, observe, {enforcement}; CPUs {cpus}"
+        "{enforcement}, {beside} beside the kubelet, {enforcement}; CPUs {cpus}"
     )))
 }
 
-async fn enforces(site: &Site<'_>, enforcement: &str) -> Result<()> {
-    let what = format!("the agent's enforcement is {enforcement}");
+async fn enforces(site: &Site<'_>, enforcement: &str, source: &str) -> Result<()> {
+    let what = format!("the agent's enforcement is {enforcement}, with source {source}");
     site.cluster
         .wait(&what, async || {
             let status = site.status().await?;
             ensure!(
-                status.enforcement == enforcement,
-                "the enforcement is {}: {}",
+                status.enforcement == enforcement && status.placement_source == source,
+                "the enforcement is {} with source {}: {}",
                 status.enforcement,
+                status.placement_source,
                 status.enforcement_reason
             );
             Ok(())

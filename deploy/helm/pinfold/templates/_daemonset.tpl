@@ -70,6 +70,10 @@ recursiveReadOnly: IfPossible
   value: /host/cgroup
 - name: PINFOLD_ENFORCEMENT
   value: {{ .Values.enforcement }}
+{{- if ne .Values.placementSource "auto" }}
+- name: PINFOLD_PLACEMENT_SOURCE
+  value: {{ .Values.placementSource }}
+{{- end }}
 - name: PINFOLD_LISTEN
   # The kubelet and Prometheus connect from outside of the pod.
   value: 0.0.0.0:{{ .Values.port }}

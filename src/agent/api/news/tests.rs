@@ -110,6 +110,7 @@ fn snapshot(enforcement: Enforcement, containers: &[ContainerState]) -> Snapshot
         enforcement,
         enforcement_cause: EnforcementCause::Configuration,
         enforcement_reason: String::new(),
+        placement_source: crate::pin::PlacementSource::Pinfold,
         online: set("0-3"),
         reserved: set("0"),
         shared: set("0-3"),

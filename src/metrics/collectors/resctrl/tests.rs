@@ -68,6 +68,7 @@ fn snapshot(containers: &[ContainerState]) -> Snapshot {
         enforcement: Enforcement::Partition,
         enforcement_cause: EnforcementCause::Configuration,
         enforcement_reason: String::new(),
+        placement_source: crate::pin::PlacementSource::Pinfold,
         online: set("0-15"),
         reserved: none(),
         shared: none(),

@@ -199,7 +199,16 @@ impl<'a> PartitionState<'a> {
                 continue;
             }
             self.held.insert(path, cpuset.exclusive.clone());
-            let own = own_part(&plan.assignment, container);
+            let mut own = own_part(&plan.assignment, container);
+            // The kubelet may widen the set of another container of the pod to the CPUs of an ended
+            // one. On Linux 6.12 that would make a partition invalid, whose CPUs are lost with its
+            // cgroup.
+            if self.desired.beside_kubelet
+                && !container.cgroup.populated
+                && !own.by_kubelet.is_empty()
+            {
+                own = PodAssignment::default();
+            }
             let owner = !own.is_empty();
             let wanted = if !owner && init_cgroup == Some(path) {
                 init_partition_cpus(container, &init_cpus)
@@ -211,7 +220,12 @@ impl<'a> PartitionState<'a> {
                 container,
                 plan,
                 pod: self.pods.len(),
-                kind: partition_kind(pod, container, plan, &target),
+                kind: partition_kind(
+                    (pod, container),
+                    plan,
+                    &target,
+                    &self.desired.isolated_at_boot,
+                ),
                 target,
                 owner,
             };
@@ -229,6 +243,10 @@ impl<'a> PartitionState<'a> {
     /// partition is possible.
     fn partition_target(&self, container: &ObservedContainer, wanted: CpuSet) -> CpuSet {
         let cpuset = &container.cgroup.cpuset;
+        let path = &container.cgroup.path;
+        if self.desired.met_by_mates.contains(path) {
+            return CpuSet::new();
+        }
         let target = if !self.desired.held_back.contains(&container.cgroup.path) {
             wanted
         } else if cpuset.partition.is_live() {
@@ -300,13 +318,18 @@ fn is_left_alone(container: &ObservedContainer, plan: &PodPlan) -> bool {
     !is_explained || container.has_unreadable_record()
 }
 
-/// The kind of a container's partition with the CPUs `target`.
+/// The kind of a container's partition with the CPUs `target`. The kernel takes CPUs that are isolated at boot into an isolated
+/// partition only.
 fn partition_kind(
-    pod: &ObservedPod,
-    container: &ObservedContainer,
+    (pod, container): (&ObservedPod, &ObservedContainer),
     plan: &PodPlan,
     target: &CpuSet,
+    isolated_at_boot: &CpuSet,
 ) -> PartitionKind {
+    let is_of_kubelet = !own_part(&plan.assignment, container).by_kubelet.is_empty();
+    if is_of_kubelet && !target.is_empty() && target.is_subset(isolated_at_boot) {
+        return PartitionKind::Isolated;
+    }
     let cpuset = &container.cgroup.cpuset;
     let is_isolated = cpuset.partition == Partition::Valid(PartitionKind::Isolated);
     // What an unknown pod prefers is unknown, too, so its partition stays isolated.
@@ -345,6 +368,18 @@ impl PodTarget<'_> {
 // === impl Leaf ===
 
 impl Leaf<'_> {
+    /// Whether the kubelet chose the container's CPUs, now or according to its record. Its set, its
+    /// quota and its memory are the kubelet's, too.
+    pub(super) fn is_of_kubelet(&self) -> bool {
+        let record = self.container.record.as_ref();
+        match self.owner {
+            true => !own_part(&self.plan.assignment, self.container)
+                .by_kubelet
+                .is_empty(),
+            false => record.is_some_and(AssignmentRecord::is_of_kubelet),
+        }
+    }
+
     /// Whether the container owns no CPUs any longer, and still has the set that Pinfold gave it at
     /// its creation. The container runtime remembers that set, and writes it with every change of
     /// the container that no agent answers.

@@ -9,6 +9,7 @@ use crate::pin::{AssignmentRecord, Desired, EarlierSettings, Enforcement, Observ
 use crate::pod::{Container, Pod, recognized};
 
 mod init;
+mod kubelet;
 
 const ONLINE: &str = "0-7";
 

@@ -1,0 +1,148 @@
+//! [`KubeletReport`]: the exclusive CPUs that the kubelet reports, matched with pods.
+//!
+//! The kubelet names pods, and the agent knows them by uid. A StatefulSet gives the name of an
+//! ended pod to the next one, so a name is matched once, when the answer comes: CPUs of the ended
+//! pod never count for the next one.
+
+use std::collections::{BTreeMap, HashMap};
+use std::sync::Arc;
+
+use super::event::AnsweredCpus;
+use super::pod_store::PodStore;
+use crate::cpu::CpuSet;
+use crate::pin::decide::KubeletCpus;
+use crate::pod::{ObjectName, RecognizedPod};
+
+#[derive(Debug, Default)]
+pub(super) struct KubeletReport {
+    cpus: KubeletCpus,
+    /// What the last answer says about pods that nobody else has described so far.
+    unmatched: AnsweredCpus,
+}
+
+// === impl KubeletReport ===
+
+impl KubeletReport {
+    pub(super) fn cpus(&self) -> &KubeletCpus {
+        &self.cpus
+    }
+
+    /// Takes an answer. Returns whether it changes what is known.
+    pub(super) fn take(&mut self, answer: AnsweredCpus, pods: &PodStore) -> bool {
+        let before = std::mem::take(&mut self.cpus);
+        self.unmatched = answer;
+        self.match_pods(pods, &before);
+        self.cpus != before
+    }
+
+    /// Matches pods that were not known when the answer came. Returns whether there are any.
+    pub(super) fn match_new_pods(&mut self, pods: &PodStore) -> bool {
+        if self.unmatched.is_empty() {
+            return false;
+        }
+        let count = self.cpus.len();
+        self.match_pods(pods, &KubeletCpus::new());
+        self.cpus.len() != count
+    }
+
+    /// `before` are the CPUs of an earlier answer.
+    fn match_pods(&mut self, store: &PodStore, before: &KubeletCpus) {
+        let pods = store.known();
+        let mut by_name: HashMap<ObjectName, Vec<&Arc<RecognizedPod>>> = HashMap::new();
+        for pod in pods.iter().filter(|pod| !pod.finished) {
+            let name = pod.object_name();
+            if self.unmatched.contains_key(&name) {
+                by_name.entry(name).or_default().push(pod);
+            }
+        }
+        let matched = &mut self.cpus;
+        self.unmatched.retain(|name, cpus| {
+            let candidates = by_name.get(name).map(Vec::as_slice).unwrap_or_default();
+            let uid = chosen(candidates, cpus, (store, before));
+            let Some(uid) = uid.filter(|uid| !matched.contains_key(*uid)) else {
+                return true;
+            };
+            matched.insert(uid.to_owned(), std::mem::take(cpus));
+            false
+        });
+    }
+}
+
+/// Which of several pods with the same name the kubelet means: after a forced deletion, the ended one may still be there. The
+/// API server knows only the new one; and what has not changed belongs to whom it belonged before.
+fn chosen<'a>(
+    candidates: &[&'a Arc<RecognizedPod>],
+    cpus: &BTreeMap<String, CpuSet>,
+    (store, before): (&PodStore, &KubeletCpus),
+) -> Option<&'a str> {
+    let uids = || candidates.iter().filter_map(|pod| pod.cgroup_uid());
+    let only = |uids: &mut dyn Iterator<Item = &'a str>| {
+        let first = uids.next()?;
+        uids.next().is_none().then_some(first)
+    };
+    only(&mut uids())
+        .or_else(|| only(&mut uids().filter(|uid| store.is_described(uid))))
+        .or_else(|| only(&mut uids().filter(|uid| before.get(*uid) == Some(cpus))))
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+mod tests {
+    use super::*;
+    use crate::agent::event::{RuntimePod, RuntimeUpdate};
+    use crate::pod::{ContainerIds, Pod};
+
+    fn answer(cpus: &str) -> AnsweredCpus {
+        let of_main = [("main".to_owned(), cpus.parse().unwrap())];
+        [(ObjectName::new("train", "w"), of_main.into())].into()
+    }
+
+    fn with_runtime_pod(store: &mut PodStore, uid: &str) {
+        let pod = Pod {
+            namespace: "train".to_owned(),
+            name: "w".to_owned(),
+            uid: Some(uid.into()),
+            ..Pod::default()
+        };
+        let update = RuntimeUpdate::Pod(Box::new(RuntimePod::new(pod)));
+        store.take_runtime(update);
+    }
+
+    #[test]
+    fn cpus_of_an_ended_pod_do_not_count_for_the_next_one_of_the_same_name() {
+        let mut store = PodStore::new(ContainerIds::Runtime);
+        let mut report = KubeletReport::default();
+        with_runtime_pod(&mut store, "first");
+        assert!(report.take(answer("2-3"), &store));
+        assert_eq!(report.cpus()["first"]["main"].to_string(), "2-3");
+        store.take_runtime(RuntimeUpdate::Gone("first".to_owned()));
+        with_runtime_pod(&mut store, "second");
+        assert!(!report.match_new_pods(&store));
+        assert!(!report.cpus().contains_key("second"));
+        assert!(report.take(answer("2-3"), &store));
+        assert_eq!(report.cpus()["second"]["main"].to_string(), "2-3");
+        assert!(!report.cpus().contains_key("first"));
+    }
+
+    #[test]
+    fn a_pod_that_comes_after_the_answer_is_matched() {
+        let mut store = PodStore::new(ContainerIds::Runtime);
+        let mut report = KubeletReport::default();
+        assert!(!report.take(answer("2-3"), &store));
+        with_runtime_pod(&mut store, "first");
+        assert!(report.match_new_pods(&store));
+        assert!(report.cpus().contains_key("first"));
+    }
+
+    #[test]
+    fn of_two_pods_of_the_same_name_the_one_that_had_the_cpus_keeps_them() {
+        let mut store = PodStore::new(ContainerIds::Runtime);
+        let mut report = KubeletReport::default();
+        with_runtime_pod(&mut store, "first");
+        report.take(answer("2-3"), &store);
+        with_runtime_pod(&mut store, "second");
+        assert!(!report.take(answer("2-3"), &store));
+        report.take(answer("4-5"), &store);
+        assert!(report.cpus().is_empty(), "nobody can say whose they are");
+    }
+}
