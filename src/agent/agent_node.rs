@@ -232,7 +232,7 @@ impl AgentNode {
                 let consequence = if now == CpuManager::Assigns {
                     "and Pinfold keeps exactly these"
                 } else {
-                    "and placement.source is kubelet, so that nothing is pinned; set it to auto to let Pinfold choose"
+                    "and placement.source is kubelet, so nothing is pinned; set it to auto to let Pinfold choose"
                 };
                 (
                     enforcement,
