@@ -391,21 +391,22 @@ pub fn capacity(
     (topology, reserved): (&Topology, &CpuSet),
     ledger: &Ledger,
 ) -> Capacity {
-    let all = |of: fn(&PodAssignment) -> CpuSet| {
+    let all = |of: &dyn Fn(&PodAssignment) -> CpuSet| {
         let cpus = ledger.assignments.values().map(of);
         cpus.fold(CpuSet::new(), |all, cpus| all.union(&cpus))
     };
     let online = &topology.online;
     Capacity::new(&CapacityInput {
         online,
+        offered: &ledger.available(online),
         available: &ledger.available(online).difference(&ledger.excluded),
         reserved,
         cores: &topology.cores(),
         preference: config.cpus.cores,
         single_cores: config.policy.single_cores,
         shared_minimum: config.shared_minimum,
-        owned: &all(PodAssignment::usable),
-        idle: &all(|pod| pod.idle.clone()),
+        owned: &all(&PodAssignment::usable).intersection(online),
+        idle: &all(&|pod| pod.idle.intersection(online)),
     })
 }
 

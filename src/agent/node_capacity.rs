@@ -73,6 +73,7 @@ impl NodeCapacity {
         let idle = idle(snapshot);
         Some(Capacity::new(&CapacityInput {
             online,
+            offered: &online.difference(withheld),
             available: &online.difference(withheld).difference(lost),
             reserved: &snapshot.reserved,
             cores: &snapshot.layout.cores,

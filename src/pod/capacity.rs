@@ -13,7 +13,9 @@ use crate::cpu::{Cores, CpuSet, SharedMinimum, cpu_count};
 #[derive(Debug, Clone, Copy)]
 pub struct CapacityInput<'a> {
     pub online: &'a CpuSet,
-    /// The online CPUs that pods can use.
+    /// The online CPUs that the pods' cgroups offer, of which a share must stay.
+    pub offered: &'a CpuSet,
+    /// Those of them that pods can use: not the lost ones, and not those of owners that nobody knows.
     pub available: &'a CpuSet,
     /// CPUs that are never exclusive. Some of them may be offline.
     pub reserved: &'a CpuSet,
@@ -109,7 +111,7 @@ impl Capacity {
         let free = input.available.difference(&reserved);
         let (cpus, shared_minimum) = (
             input.available.len(),
-            input.shared_minimum.of(input.available.len()),
+            input.shared_minimum.of(input.offered.len()),
         );
         // One CPU stays shared where no reserved CPU is.
         let shared = shared_minimum.max(usize::from(reserved.is_empty()));
@@ -169,10 +171,10 @@ impl Capacity {
         let too_much = promised > self.assignable;
         let sentence = if too_much {
             format!(
-                "{counts}, but {given}: a pod that is sent here for the rest stays on shared CPUs"
+                "{counts}, but {given}: pods that are sent here for the others run on shared ones"
             )
         } else if promised == 0 {
-            format!("{counts}, so it sends no pod that requests a CPU; {given}")
+            format!("{counts}, so it sends no pod that requests a whole CPU; {given}")
         } else {
             format!("{counts}, and {given}")
         };
@@ -193,12 +195,18 @@ impl Capacity {
             .unwrap_or(u64::MAX)
             .saturating_mul(1000);
         let counted = allocatable.capacity.unwrap_or(online);
-        let list = format!("reservedSystemCPUs: \"{}\"", self.system_cpus);
+        // Whole cores may be more than is needed.
+        let count = self.system_cpus.len();
+        let more = match count > reserve {
+            true => format!(" ({})", cpu_count(count)),
+            false => String::new(),
+        };
+        let list = format!("reservedSystemCPUs: \"{}\"{more}", self.system_cpus);
         let how = match allocatable.source {
             AllocatableSource::ReservedSystemCpus => list,
             _ => format!(
                 "kubeReserved and systemReserved together, for example systemReserved: {{cpu: \"{reserve}\"}} without a cpu in \
-                 kubeReserved, or {list}"
+                 kubeReserved, or {list}, which replaces both"
             ),
         };
         format!(

@@ -6,11 +6,14 @@ use super::PrometheusError;
 use super::source::{QuerySource, Window};
 use crate::experiment::series::{
     NoRun, ObservedRun, QueriedPods, RunEnd, SeenJob, Series, StepMetric, Subject, cases, presence,
-    reaches_back, scraped, time, whether,
+    reaches_back, scraped, scrapes, time, whether,
 };
 
 /// The number of points of a time range.
 const POINTS: f64 = 240.0;
+
+/// In how many seconds, at most, scrapes are counted.
+const COUNTED: f64 = 600.0;
 
 #[derive(Debug, Clone, PartialEq)]
 pub struct RequestedRun {
@@ -212,7 +215,15 @@ async fn seen_job(
     let step = step_of(to - from);
     let query = presence(&requested.subject, whole_seconds(step));
     let present = source.range(&query, (from, to + step), step).await?;
-    SeenJob::read(&present, from, to, step).map_err(|why| no_run(source, requested, query, why))
+    let mut job = SeenJob::read(&present, from, to, step)
+        .map_err(|why| no_run(source, requested, query, why))?;
+    if job.interval < 2.0 * step {
+        let seconds = whole_seconds(job.seconds().min(COUNTED));
+        let query = scrapes(&job.last_targets(), seconds);
+        let counted = source.instant(&query, job.to).await?;
+        job.take_interval(&counted, seconds as f64);
+    }
+    Ok(job)
 }
 
 fn no_run(

@@ -101,7 +101,12 @@ impl<'a> QuerySource<'a> {
             return Ok(BTreeMap::new());
         };
         let series = self.instant(&query, window.to).await?;
-        Ok(by_pod(&series, |series| series.label("pod"), sum))
+        // What is no counter doesn't add up over the nodes of a pod, either.
+        let amount = |pod: &str, reports: &[(&str, f64)]| match measure.is_counter() {
+            true => sum(pod, reports),
+            false => reports.iter().map(|(_, value)| *value).fold(0.0, f64::max),
+        };
+        Ok(by_pod(series.iter(), |series| series.label("pod"), amount))
     }
 
     /// What pods used in a time. `sum` makes one amount of a pod of what each target reported.
@@ -125,27 +130,26 @@ impl<'a> QuerySource<'a> {
             usage.labels.insert(label, longest(label, &series));
         }
         let series = self.instant(&pods.peers(window.seconds), window.to).await?;
-        for name in pods.names {
-            let own: Vec<Series> = series
-                .iter()
-                .filter(|series| series.label("pod") == *name)
-                .cloned()
-                .collect();
+        let mut of_pods: BTreeMap<&str, Vec<&Series>> = BTreeMap::new();
+        for series in &series {
+            of_pods.entry(series.label("pod")).or_default().push(series);
+        }
+        for (name, own) in of_pods {
             let to_peers = by_pod(
-                &own,
+                own.into_iter(),
                 |series| series.label("peer_pod"),
                 |_, reports| sum(name, reports),
             );
-            usage.peers.insert((*name).to_owned(), to_peers);
+            usage.peers.insert(name.to_owned(), to_peers);
         }
         Ok(usage)
     }
 }
 
 /// One amount for each name, of all reports of its targets.
-fn by_pod(
-    series: &[Series],
-    name: impl Fn(&Series) -> &str,
+fn by_pod<'a>(
+    series: impl Iterator<Item = &'a Series>,
+    name: impl Fn(&'a Series) -> &'a str,
     sum: impl Fn(&str, &[(&str, f64)]) -> f64,
 ) -> BTreeMap<String, f64> {
     let mut reports: BTreeMap<&str, Vec<(&str, f64)>> = BTreeMap::new();

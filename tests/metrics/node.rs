@@ -249,6 +249,7 @@ pub(crate) fn page() -> Page {
     agent.write(&mut page);
     let capacity = Capacity::new(&CapacityInput {
         online: &snapshot.online,
+        offered: &snapshot.online,
         available: &snapshot.online,
         reserved: &snapshot.reserved,
         cores: &snapshot.layout.cores,

@@ -224,9 +224,9 @@ fn made_series_in_a_real_prometheus_have_known_answers() {
     assert_eq!(
         warnings,
         [
-            "scene 1 case 2: nobody scraped 10.1.2.0:9630, 10.1.2.1:9630 after 2025-11-22T10:40:00Z, so the job may have gone on; its \
+            "scene 1 case 2: 10.1.2.0:9630, 10.1.2.1:9630 were not scraped after 2025-11-22T10:40:00Z, so the job may have gone on; its \
              figures are about the time before",
-            "scene 2 case 2: no pod has samples for 2 min of this time, of which only the difference of the counters tells",
+            "scene 2 case 2: there are no samples for 2 min of the run; only the counters' growth over that time is known",
         ]
     );
     let curves = report["speedup"].as_array().unwrap();
@@ -284,7 +284,7 @@ fn made_series_in_a_real_prometheus_have_known_answers() {
     assert!(
         all["warnings"]
             .to_string()
-            .contains("no pod has samples for"),
+            .contains("there are no samples for"),
         "{all}"
     );
 

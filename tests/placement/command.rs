@@ -154,7 +154,8 @@ fn plan(files: &[(&str, &str)], pods: &[u32], args: &[&str]) -> serde_json::Valu
         .args(args)
         .output()
         .unwrap();
-    assert!(output.status.success(), "{output:?}");
+    // 1 says that a container stays shared for lack of CPUs.
+    assert!(matches!(output.status.code(), Some(0 | 1)), "{output:?}");
     serde_json::from_slice(&output.stdout).unwrap()
 }
 

@@ -138,7 +138,7 @@ fn idle_servers_interference_and_unpinned_tasks_are_found() {
     let outcome = outcome(&experiment, &runs);
     let idle = only(&outcome, FindingKind::IdleServers);
     assert!(
-        idle.sentence.starts_with("ps 3: idle, with 0.0 %"),
+        idle.sentence.starts_with("Idle: ps 3, with 0.0 %"),
         "{idle:?}"
     );
     let interference = only(&outcome, FindingKind::Interference);

@@ -99,7 +99,8 @@ fn forest(answers: &[Answer], outcome: &Outcome) -> String {
         &scale,
         &unit,
         units::change,
-        Some((1.0 / margin, margin)),
+        // Nobody fixed a margin for comparisons of single runs.
+        (!outcome.answers.is_empty()).then_some((1.0 / margin, margin)),
     )
 }
 
@@ -264,13 +265,13 @@ pub(super) fn legend(outcome: &Outcome) -> String {
             range,
             &format!("fewer than {FEWEST_BLOCKS} repeats: only the range of the runs"),
         )),
-        key(
+        when(!outcome.answers.is_empty(), key(
             band,
             &format!(
                 "no change, and around it the band ({margin}) that was fixed beforehand as too small to matter: what its left side takes \
                  away, its right side gives back"
             ),
-        ),
+        )),
         "</ul>\n".to_owned(),
     ]
     .concat()

@@ -168,8 +168,8 @@ fn measured(outcome: &Outcome) -> Vec<Section> {
         section(
             "evidence",
             "Pinned and sized",
-            "What the agents on the nodes saw. A task counts once in every run of the condition. All its threads are more than those in \
-             pools where the program has helpers.",
+            "What the agents on the nodes saw. A task counts once in every run of the condition. A program with helper threads has more \
+             threads than its pools.",
             usage::evidence(&outcome.evidence),
         ),
         section("setup", "What ran on what", "", setup(outcome)),

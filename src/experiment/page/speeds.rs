@@ -157,8 +157,8 @@ fn drawing(curves: &[SpeedupCurve]) -> String {
     for (at, curve) in curves.iter().enumerate() {
         svg += &drawn(curve, at, curves.len(), &place);
     }
-    svg.push_str("</svg>\n<p class=\"unit soft small\">speedup over the smallest case, by the number of workers; marks of the same number \
-                  stand beside each other</p>\n");
+    svg.push_str("</svg>\n<p class=\"unit soft small\">speedup over the case at 1 ×, by the number of workers; for the same number, marks \
+                  stand side by side</p>\n");
     svg + &in_words(curves)
 }
 

@@ -287,7 +287,10 @@ fn evidence(evidence: &[Evidence]) -> String {
                 .collect();
             vec![
                 inline(&one.condition.words()),
-                format!("{} of {}", one.pinned, one.pinned_known),
+                match one.pinned_known {
+                    0 => NONE.to_owned(),
+                    known => format!("{} of {known}", one.pinned),
+                },
                 range(one.threads),
                 range(one.threads_expected),
                 inline(&verdicts.join(", ")),

@@ -11,10 +11,10 @@ use crate::experiment::results::TRAINING;
 use crate::experiment::statistics::quantile;
 use crate::pod::ObjectName;
 
-/// Pods are out of sight where a gap is longer than so many usual distances of two scrapes.
+/// A gap of more than this many scrape intervals is time in which nobody saw the pods.
 const GAP: f64 = 3.0;
 
-/// A pod that was not reported for so many usual distances of two scrapes has ended, if its agent was scraped.
+/// A pod that was not reported for this many scrape intervals has ended, if its agent was scraped.
 const SCRAPES_AFTER: f64 = 2.0;
 
 /// The pods of a training job in a time range. Times are seconds since 1970.
@@ -129,27 +129,49 @@ impl SeenJob {
         (at <= until).then(|| (at, self.last_targets()))
     }
 
-    /// How the run ended, from the answer about [`Self::after_the_end`].
+    /// Takes the time between two scrapes from the answer to [`scrapes`](super::scrapes) over `seconds`: where the points of a query
+    /// are further apart than scrapes, sightings don't tell it.
+    pub fn take_interval(&mut self, scrapes: &[Series], seconds: f64) {
+        let most = scrapes.iter().filter_map(Series::last).fold(0.0, f64::max);
+        if most >= 2.0 {
+            self.interval = self.interval.min(seconds / most);
+        }
+    }
+
+    /// How the run ended, from the answer about [`Self::after_the_end`]: an agent of each pod that was seen last must have been
+    /// scraped without it.
     pub fn end(&self, scraped: &[Series]) -> RunEnd {
-        let is_after = |series: &Series| series.last().is_some_and(|at| at > self.to);
-        if scraped.iter().any(is_after) {
+        let is_after = |target: &str| {
+            let mut of_target = scraped.iter().filter(|one| one.label("instance") == target);
+            of_target.any(|one| one.last().is_some_and(|at| at > self.to))
+        };
+        let lost = self.last_pods().filter(|pod| {
+            let mut reports = pod.reports.iter();
+            !reports.any(|one| is_after(&one.target))
+        });
+        let targets: BTreeSet<&str> = lost.flat_map(SeenPod::targets).collect();
+        if targets.is_empty() {
             return RunEnd::Seen;
         }
-        let targets = self.last_targets().into_iter();
         RunEnd::OutOfSight {
-            targets: targets.map(str::to_owned).collect(),
+            targets: targets.into_iter().map(str::to_owned).collect(),
         }
     }
 
     /// The targets that reported the pods that were seen last.
-    fn last_targets(&self) -> Vec<&str> {
-        let any = any_trains(&self.pods);
-        let pods = self.pods.values().filter(|pod| !any || pod.trains());
-        let reports = pods.flat_map(|pod| &pod.reports);
-        let is_last = |at: f64| at > self.to - self.interval;
-        let last = reports.filter(|one| one.at.last().is_some_and(|at| is_last(*at)));
-        let targets: BTreeSet<&str> = last.map(|one| one.target.as_str()).collect();
+    pub fn last_targets(&self) -> Vec<&str> {
+        let targets: BTreeSet<&str> = self.last_pods().flat_map(SeenPod::targets).collect();
         targets.into_iter().collect()
+    }
+
+    /// The pods with which the run ended.
+    fn last_pods(&self) -> impl Iterator<Item = &SeenPod> {
+        let any = any_trains(&self.pods);
+        let pods = self.pods.values().filter(move |pod| !any || pod.trains());
+        pods.filter(|pod| {
+            pod.span()
+                .is_some_and(|(_, last)| last > self.to - self.interval)
+        })
     }
 
     /// What a pod used, from what each target reported of it.
@@ -180,6 +202,10 @@ impl SeenPod {
     pub fn span(&self) -> Option<(f64, f64)> {
         let spans = self.reports.iter().filter_map(Reports::span);
         spans.reduce(joined)
+    }
+
+    fn targets(&self) -> impl Iterator<Item = &str> {
+        self.reports.iter().map(|one| one.target.as_str())
     }
 
     pub fn trains(&self) -> bool {
@@ -451,17 +477,23 @@ mod tests {
         assert_eq!(job.after_the_end(420.0), None, "the range ends too early");
         let asked = job.after_the_end(500.0);
         assert_eq!(asked, Some((423.0, vec!["w-0", "w-1"])), "not the server's");
-        let scraped = |at: f64| {
-            vec![Series {
-                labels: BTreeMap::from([("instance".to_owned(), "w-1".to_owned())]),
-                points: vec![(423.0, at)],
-            }]
+        let scraped = |target: &str, at: f64| Series {
+            labels: BTreeMap::from([("instance".to_owned(), target.to_owned())]),
+            points: vec![(423.0, at)],
         };
-        assert_eq!(job.end(&scraped(413.0)), RunEnd::Seen);
-        let targets = vec!["w-0".to_owned(), "w-1".to_owned()];
-        let lost = RunEnd::OutOfSight { targets };
-        assert_eq!(job.end(&scraped(403.0)), lost, "the same scrape");
-        assert_eq!(job.end(&[]), lost);
+        let both = |at: f64| [scraped("w-0", at), scraped("w-1", at)];
+        let lost = |targets: &[&str]| RunEnd::OutOfSight {
+            targets: targets.iter().map(|one| (*one).to_owned()).collect(),
+        };
+        assert_eq!(job.end(&both(413.0)), RunEnd::Seen);
+        assert_eq!(
+            job.end(&both(403.0)),
+            lost(&["w-0", "w-1"]),
+            "the same scrape"
+        );
+        assert_eq!(job.end(&[]), lost(&["w-0", "w-1"]));
+        // The agent of one of the last pods was lost, so that pod may have gone on.
+        assert_eq!(job.end(&[scraped("w-1", 413.0)]), lost(&["w-0"]));
     }
 
     #[test]

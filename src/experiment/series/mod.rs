@@ -20,7 +20,7 @@ pub use job::{NoRun, RunEnd, SeenJob};
 pub use outcome::outcome;
 pub use query::{
     Measure, QueriedPods, StepMetric, Subject, TaskLabel, cases, presence, reaches_back, scraped,
-    whether,
+    scrapes, whether,
 };
 pub use run::ObservedRun;
 pub use time::{seconds_of, time};

@@ -1,6 +1,6 @@
 //! [`outcome()`]: the runs that a Prometheus has watched, beside each other.
 //!
-//! Each scene and case ran once, so there is no verdict, and no interval: whether a difference is chance, repeats would tell.
+//! Each scene and case ran once, so there is neither a verdict nor an interval; only repeats show whether a difference is chance.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -14,7 +14,7 @@ use crate::experiment::results::{
 use crate::experiment::statistics::{Estimate, USUAL_MARGIN};
 use crate::text::{counted, units};
 
-/// The confidence of intervals, of which one run of each has none.
+/// Unused with single runs, which have no interval.
 const CONFIDENCE: f64 = 0.95;
 
 /// A run with its progress.
@@ -25,6 +25,8 @@ struct ComparedRun<'a> {
     workers: usize,
     /// Its progress by the report's measure.
     value: Option<f64>,
+    /// The same, if it can be held against that of other runs.
+    compared: Option<f64>,
 }
 
 /// By what the progress of runs is measured.
@@ -55,6 +57,7 @@ pub fn outcome(
     }
     let measured: Vec<MeasuredRun> = observed.iter().map(ObservedRun::measured).collect();
     let progress = Progress::of(&measured);
+    let are_alike = progress == Progress::ServerBytes || steps_are_alike(&measured);
     let runs: Vec<ComparedRun> = observed
         .iter()
         .zip(measured)
@@ -62,6 +65,7 @@ pub fn outcome(
             observed,
             workers: measured.tasks.iter().filter(|task| task.trains()).count(),
             value: progress.of_run(&measured),
+            compared: progress.of_run(&measured).filter(|_| are_alike),
             measured,
         })
         .collect();
@@ -244,7 +248,7 @@ fn pair(
     findings: &[Finding],
 ) -> Answer {
     let (this, that) = (&one.observed.name, &other.observed.name);
-    let ratio = match (one.value, other.value) {
+    let ratio = match (one.compared, other.compared) {
         (Some(first), Some(second)) if first > 0.0 => Some(second / first),
         _ => None,
     };
@@ -255,7 +259,7 @@ fn pair(
             units::figures(ratio)
         ),
         None => format!(
-            "{that} and {this} can't be compared: the {words} of one of them are unknown or 0"
+            "{that} and {this} can't be compared: the {words} of one of them are 0, or unknown for some of its tasks"
         ),
     };
     if one.workers != other.workers {
@@ -320,13 +324,27 @@ fn speedup(runs: &[ComparedRun<'_>], base: Option<&str>) -> Vec<SpeedupCurve> {
         points.sort_by(|one, other| one.workers.total_cmp(&other.workers));
         (points.len() > 1).then(|| SpeedupCurve {
             condition: ConditionName {
+                group: common_scene(of, others),
                 name: format!("compared with {}", of.observed.name),
-                ..ConditionName::default()
+                way: None,
             },
             points,
         })
     };
     curves.iter().filter_map(curve).collect()
+}
+
+/// The scene of a curve, if all its runs have the same.
+fn common_scene(base: &ComparedRun<'_>, others: &[&ComparedRun<'_>]) -> String {
+    let Some(scene) = &base.observed.scene else {
+        return String::new();
+    };
+    let mut others = others.iter();
+    if others.all(|run| run.observed.scene.as_ref() == Some(scene)) {
+        format!("scene {scene}")
+    } else {
+        String::new()
+    }
 }
 
 /// The run that another run is compared with.
@@ -351,7 +369,7 @@ fn base_of<'a, 'b>(
 }
 
 fn point(run: &ComparedRun<'_>, base: &ComparedRun<'_>) -> Option<CurvePoint> {
-    let (value, of_base) = (run.value?, base.value.filter(|value| *value > 0.0)?);
+    let (value, of_base) = (run.compared?, base.compared.filter(|value| *value > 0.0)?);
     let ideal = (base.workers > 0).then(|| run.workers as f64 / base.workers as f64)?;
     let speedup = value / of_base;
     Some(CurvePoint {

@@ -2,21 +2,22 @@
 //!
 //! Counters are asked by `increase` alone, which sees through resets. An agent that two Prometheus scrape, or two jobs of one,
 //! has each series twice: what agrees in all but that is counted once (`max by`). What is summed up is answered by `instance`,
-//! so that [`SeenJob`](super::SeenJob) can tell two agents from one that is scraped as two targets.
+//! so that [`SeenJob`](super::SeenJob) can tell two agents from one that is scraped as two targets. Only the steps, whose metric is
+//! the user's, are not: a program that is scraped under two instances counts twice.
 
 use std::fmt::Write;
 
 /// Labels of the scraper, which say nothing about the scraped pod.
 const SCRAPER: &str = "job, service, endpoint, prometheus, prometheus_replica";
 
-/// Before a series without an end is forgotten: Prometheus looks back so many seconds.
+/// How many seconds Prometheus looks back for a series' last sample.
 const LOOKS_BACK: u64 = 300;
 
-/// Scrapes are seldom closer than so many seconds, and looks into the time between two points need not be either.
-const CLOSEST: u64 = 15;
+/// The shortest step of a subquery, in seconds; few scrape more often.
+const SHORTEST_STEP: u64 = 15;
 
-/// How many looks there are at most into the time between two points.
-const LOOKS: u64 = 48;
+/// About how many steps of a subquery lie between two points.
+const SUBSTEPS: u64 = 48;
 
 /// Which tasks a report is about; what is not given is not asked for.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
@@ -153,7 +154,7 @@ impl Measure {
     }
 
     /// Whether it only grows. Of the others the greatest value of a time counts.
-    pub(super) fn is_counter(self) -> bool {
+    pub fn is_counter(self) -> bool {
         !matches!(
             self,
             Self::ExclusiveCpus | Self::Threads | Self::ThreadsExpected
@@ -325,14 +326,20 @@ pub fn presence(subject: &Subject, step: u64) -> String {
             " * on (instance) group_left () group by (instance) ({slot})"
         );
     }
-    if step > CLOSEST {
+    if step > SHORTEST_STEP {
         // The subquery also finds pods that lived between two points.
         query = format!(
             "max_over_time(({query})[{step}s:{}s])",
-            (step / LOOKS).max(CLOSEST)
+            (step / SUBSTEPS).max(SHORTEST_STEP)
         );
     }
     query
+}
+
+/// How often each target was scraped within so many seconds.
+pub fn scrapes(targets: &[&str], seconds: u64) -> String {
+    let targets = one_of(targets.iter().copied());
+    format!("max by (instance) (count_over_time(up{{instance=~{targets}}}[{seconds}s]))")
 }
 
 /// When each target was scraped last with success, so that a pod that ended can be told from one whose agent was lost.

@@ -103,7 +103,7 @@ impl ObservedRun {
         let mut doubts: Vec<String> = self.doubt_about_the_end().into_iter().collect();
         if self.job.unseen > 0.0 {
             doubts.push(format!(
-                "no pod has samples for {} of this time, of which only the difference of the counters tells",
+                "there are no samples for {} of the run; only the counters' growth over that time is known",
                 units::seconds(self.job.unseen)
             ));
         }
@@ -137,8 +137,9 @@ impl ObservedRun {
                 "the job was still there at the end of the time range, so only the part up to then is known".to_owned(),
             ),
             RunEnd::OutOfSight { targets } => Some(format!(
-                "nobody scraped {} after {}, so the job may have gone on; its figures are about the time before",
+                "{} {} not scraped after {}, so the job may have gone on; its figures are about the time before",
                 first_names(targets),
+                if targets.len() == 1 { "was" } else { "were" },
                 time(self.job.to)
             )),
         }

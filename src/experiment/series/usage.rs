@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use super::query::{Measure, TaskLabel};
 use crate::experiment::results::TaskUsage;
 
-/// What is known of each pod, by its name. Nothing stands for what no series tells of.
+/// What is known of each pod, by its name. A pod without a series has no entry, rather than 0.
 #[derive(Debug, Clone, PartialEq, Default)]
 pub struct SeriesUsage {
     pub totals: BTreeMap<Measure, BTreeMap<String, f64>>,

@@ -40,6 +40,7 @@ impl TestNode {
     fn capacity(&self) -> Capacity {
         Capacity::new(&CapacityInput {
             online: &self.topology.online,
+            offered: &self.topology.online,
             available: &self.available,
             reserved: &self.reserved,
             cores: &self.topology.cores(),
@@ -199,12 +200,12 @@ fn the_finding_names_both_numbers_and_what_to_set() {
     assert_eq!(
         finding.sentence,
         "the scheduler counts 40 CPUs (the Node's allocatable), but 38 of 40 CPUs can be exclusive (1 reserved, at least 2 \
-         shared): a pod that is sent here for the rest stays on shared CPUs"
+         shared): pods that are sent here for the others run on shared ones"
     );
     assert_eq!(
         finding.remedy.unwrap(),
         "let the kubelet reserve 2 CPUs in place of 0: kubeReserved and systemReserved together, for example systemReserved: \
-         {cpu: \"2\"} without a cpu in kubeReserved, or reservedSystemCPUs: \"0-1\"; then restart it on the drained node"
+         {cpu: \"2\"} without a cpu in kubeReserved, or reservedSystemCPUs: \"0-1\", which replaces both; then restart it on the drained node"
     );
     // A part of a CPU is no CPU that a container could own.
     let finding = node(40, 1).reserving(1100);
@@ -221,7 +222,9 @@ fn the_finding_names_both_numbers_and_what_to_set() {
     );
     let finding = node(40, 1).reserving(40_000);
     assert!(
-        finding.sentence.contains("no pod that requests a CPU"),
+        finding
+            .sentence
+            .contains("no pod that requests a whole CPU"),
         "{}",
         finding.sentence
     );
@@ -246,7 +249,7 @@ fn a_list_of_cpus_is_named_for_a_kubelet_that_has_one() {
     }));
     let remedy = finding.remedy.unwrap();
     assert!(
-        remedy.contains("3 CPUs in place of 2: reservedSystemCPUs: \"0-3\";"),
+        remedy.contains("3 CPUs in place of 2: reservedSystemCPUs: \"0-3\" (4 CPUs);"),
         "{remedy}"
     );
     assert!(!remedy.contains("kubeReserved"), "{remedy}");

@@ -23,7 +23,7 @@ struct SeenSign<'a> {
     sign: Sign,
 }
 
-/// The findings, the most frequent of each kind first. Roles that are to stay on shared CPUs are not missing at exclusive ones.
+/// The findings, the most frequent of each kind first. Roles that are meant for shared CPUs aren't reported as unpinned.
 pub(crate) fn findings(
     conditions: &[ConditionRuns<'_>],
     shared_roles: &BTreeSet<String>,
@@ -61,7 +61,7 @@ fn all_signs<'a>(
         runs,
     } in conditions
     {
-        let exclusive = condition.way.is_some_and(|way| way.exclusive);
+        let exclusive = condition.way.map(|way| way.exclusive);
         for run in runs {
             let signs = signs(run.measured, exclusive, shared_roles);
             all.extend(signs.into_iter().map(|sign| SeenSign {
@@ -151,7 +151,7 @@ fn sentence(
             .to_owned(),
         FindingKind::Unpinned => match subject.split_once(": ") {
             Some((role, reason)) => format!(
-                "{role} had no exclusive CPUs in runs that should give them: {reason}"
+                "{role} should have exclusive CPUs and had none: {reason}"
             ),
             None => subject.to_owned(),
         },
@@ -161,7 +161,7 @@ fn sentence(
             median(FigureName::TimesEqual).map_or_else(|| "?".to_owned(), units::figures)
         ),
         FindingKind::IdleServers => format!(
-            "{subject}: idle, with {} of the parameter servers' bytes",
+            "Idle: {subject}, with {} of the parameter servers' bytes",
             share(FigureName::TrafficShare)
         ),
         FindingKind::Straggler => format!(

@@ -20,7 +20,7 @@ pub(crate) fn next_steps(outcome: &Outcome) -> Vec<String> {
         .findings
         .iter()
         .filter(|finding| invalidates(finding.kind));
-    steps.extend(invalid.map(|finding| format!("First mend this: {}.", finding.sentence)));
+    steps.extend(invalid.map(|finding| format!("Fix this first: {}.", finding.sentence)));
     let advice = outcome
         .answers
         .iter()

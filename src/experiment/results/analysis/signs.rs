@@ -79,15 +79,15 @@ impl Sign {
     }
 }
 
-/// The signs of a run that should have exclusive CPUs, or not.
+/// The signs of a run. `exclusive` tells whether its tasks should have exclusive CPUs, if somebody planned that.
 pub(super) fn signs(
     run: &MeasuredRun,
-    exclusive: bool,
+    exclusive: Option<bool>,
     shared_roles: &BTreeSet<String>,
 ) -> Vec<Sign> {
     let mut signs: Vec<Sign> = shared_steps(run).into_iter().collect();
-    if exclusive {
-        signs.extend(unpinned(run, shared_roles));
+    if exclusive != Some(false) {
+        signs.extend(unpinned(run, exclusive.is_some(), shared_roles));
     }
     signs.extend(hot_server(run));
     signs.extend(idle_servers(run));
@@ -130,14 +130,15 @@ fn common_count(counts: &[f64]) -> Option<f64> {
     is_common.then_some(middle)
 }
 
-/// Tasks without exclusive CPUs in a run that gives some, by the reason. Roles that are to stay on shared CPUs are none.
-fn unpinned(run: &MeasuredRun, shared_roles: &BTreeSet<String>) -> Vec<Sign> {
+/// Tasks without exclusive CPUs, by the reason. Roles that are to stay on shared CPUs are none. Where no plan gives exclusive CPUs,
+/// only the agent's reason tells that a task should have some.
+fn unpinned(run: &MeasuredRun, planned: bool, shared_roles: &BTreeSet<String>) -> Vec<Sign> {
     let mut signs: Vec<Sign> = Vec::new();
     for task in Task::all(run).filter(|task| !shared_roles.contains(&task.record.role)) {
         let usage = &task.record.usage;
         let reason = match (&usage.not_pinned, task.is_pinned()) {
             (Some(reason), _) => reason.as_str(),
-            (None, Some(false)) => "the agent gives no reason",
+            (None, Some(false)) if planned => "the agent gives no reason",
             _ => continue,
         };
         let subject = format!("{} tasks: {reason}", task.record.role);
@@ -204,17 +205,26 @@ fn hot_server(run: &MeasuredRun) -> Option<Sign> {
 }
 
 fn idle_servers(run: &MeasuredRun) -> Option<Sign> {
-    let (servers, traffic, rate) = server_traffic(run)?;
+    let servers: Vec<Task> = Task::all(run).filter(|task| task.is_server()).collect();
+    let rates: Option<Vec<f64>> = servers
+        .iter()
+        .map(|task| task.per_second(task.traffic()))
+        .collect();
+    let rate: f64 = rates.filter(|rates| rates.len() > 1)?.iter().sum();
+    // Servers that moved nothing at all have no balance.
+    let traffic = balance_of_servers(run, |task| task.traffic());
     let equal = 1.0 / servers.len() as f64;
     let idle = |task: &&Task| {
-        let share = traffic.share_of(&task.name());
+        let share = traffic
+            .as_ref()
+            .and_then(|traffic| traffic.share_of(&task.name()));
         rate < LEAST_TRAFFIC || share.is_some_and(|share| share < IDLE * equal)
     };
     let idle: Vec<&Task> = servers.iter().filter(idle).collect();
     let names: Vec<String> = idle.iter().map(|task| task.name()).collect();
     let share = idle
         .iter()
-        .filter_map(|task| traffic.share_of(&task.name()))
+        .filter_map(|task| traffic.as_ref()?.share_of(&task.name()))
         .sum();
     (!names.is_empty()).then(|| Sign {
         kind: FindingKind::IdleServers,

@@ -168,7 +168,7 @@ fn what_cannot_be_compared_says_so() {
     };
     let report = compared(&[lost], None);
     let said =
-        "nobody scraped 10.0.0.1:9630 after 1970-01-01T00:10:00Z, so the job may have gone on";
+        "10.0.0.1:9630 was not scraped after 1970-01-01T00:10:00Z, so the job may have gone on";
     assert!(
         report.warnings[0].starts_with(said),
         "{:?}",

@@ -398,6 +398,7 @@ fn the_capacity_is_what_decisions_give() {
             let none = CpuSet::new();
             let capacity = Capacity::new(&CapacityInput {
                 online: &node.topology.online,
+                offered: &node.topology.online,
                 available: &node.topology.online,
                 reserved: &node.reserved,
                 cores: &node.topology.cores(),
