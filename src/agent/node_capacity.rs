@@ -1,4 +1,4 @@
-//! [`NodeCapacity`]: how many CPUs this node can give, and how many the scheduler counts.
+//! `NodeCapacity`: how many CPUs this node can give, and how many the scheduler counts.
 
 use serde::Serialize;
 use tokio::sync::watch;

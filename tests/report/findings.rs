@@ -152,7 +152,7 @@ fn idle_servers_interference_and_unpinned_tasks_are_found() {
     let unpinned = only(&outcome, FindingKind::Unpinned);
     assert_eq!(
         unpinned.sentence,
-        "worker tasks had no exclusive CPUs in runs that should give them: the CPU limit is not a whole number"
+        "worker tasks should have exclusive CPUs and had none: the CPU limit is not a whole number"
     );
 
     // Tasks that are to stay shared are no finding.
