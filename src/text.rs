@@ -11,6 +11,8 @@ pub(crate) mod exposition;
 pub(crate) mod markdown;
 mod nearest;
 pub(crate) mod parse_errors;
+#[cfg(feature = "experiments")]
+pub(crate) mod sentence;
 #[cfg(any(feature = "bench", feature = "experiments"))]
 pub(crate) mod svg;
 pub(crate) mod table;

@@ -497,7 +497,7 @@ fn capacity(node: &AgentNode) -> Option<CheckResult> {
         _ => weak(
             what,
             finding.sentence,
-            "kubectl get node NODE -o jsonpath='{.status.allocatable.cpu}' tells it",
+            "read it with kubectl get node NODE -o jsonpath='{.status.allocatable.cpu}'",
         ),
     })
 }

@@ -44,13 +44,14 @@ pub(super) struct SimulateArgs {
     /// Invent this many nodes, at most 100000, with the labels that agents would set.
     #[arg(long, value_name = "NODES", conflicts_with = "live", value_parser = whole::<u32>(0..=100_000))]
     count: Option<u32>,
-    /// Allocatable CPUs of each invented node [default: not checked]
+    /// CPUs of each invented node, all of them allocatable [default: not checked]
     #[arg(long, value_name = "CPUS", requires = "count")]
     cpu: Option<String>,
     /// Allocatable memory of each invented node [default: not checked]
     #[arg(long, value_name = "BYTES", requires = "count")]
     memory: Option<String>,
-    /// How many CPUs the agent of each node reserves: the threads of a core.
+    /// How many CPUs the agent of each node reserves: the threads of a core. Write 0 where the kubelet has taken as many out of
+    /// allocatable already, and the Node doesn't say so.
     #[arg(long, value_name = "CPUS", default_value = "1", value_parser = whole::<u64>(0..=u64::MAX))]
     reserved: u64,
     /// CPUs that exclusive assignments leave to everybody else on each node, reserved ones included: a number, or a share

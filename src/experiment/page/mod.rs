@@ -14,6 +14,7 @@ mod usage;
 use std::fmt::Write;
 
 use super::results::Outcome;
+use crate::text::sentence::capital;
 use html::{Cell, table, text};
 
 /// The size of the screen, and what the page may not do: anything but styles of its own.
@@ -97,7 +98,7 @@ fn sections(outcome: &Outcome) -> Vec<Section> {
 
 /// What the experiment found, and the values that say so.
 fn compared(outcome: &Outcome) -> Vec<Section> {
-    let measure = speeds::capital(&outcome.measure);
+    let measure = capital(&outcome.measure);
     vec![
         section(
             "answers",

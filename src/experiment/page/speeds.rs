@@ -7,6 +7,7 @@ use super::plot::{PlotRow, colour, dot, interval, plot};
 use super::scale::{Scale, mark};
 use crate::experiment::results::{ConditionOutcome, CurvePoint, Outcome, SpeedupCurve};
 use crate::experiment::statistics::Way;
+use crate::text::sentence::capital;
 use crate::text::{counted, units};
 
 /// The height of the drawing of a curve, in pixels.
@@ -305,11 +306,4 @@ fn in_words(curves: &[SpeedupCurve]) -> String {
     }
     html + "<li><svg height=\"16\" aria-hidden=\"true\"><line class=\"ideal\" x1=\"0\" x2=\"34\" y1=\"8\" y2=\"8\"/></svg>ideal: n times as many workers \
             are n times as fast</li>\n</ul>\n"
-}
-
-pub(super) fn capital(text: &str) -> String {
-    let mut letters = text.chars();
-    letters.next().map_or_else(String::new, |first| {
-        first.to_uppercase().collect::<String>() + letters.as_str()
-    })
 }

@@ -5,12 +5,9 @@ use std::collections::BTreeSet;
 use super::html::{Cell, table, text};
 use super::plot::{PlotRow, bar, plot, upright};
 use super::scale::Scale;
-use super::usage::folded;
+use super::usage::{folded, median};
 use crate::experiment::results::{Outcome, TaskOutcome};
-use crate::experiment::statistics::Summary;
 use crate::text::units;
-
-const NONE: &str = "–";
 
 /// How the bytes of the parameter servers of each scene and case are shared out among them.
 pub(super) fn servers(outcome: &Outcome) -> String {
@@ -22,14 +19,11 @@ pub(super) fn servers(outcome: &Outcome) -> String {
     let groups = servers.chunk_by(|one, other| one.group == other.group);
     groups
         .enumerate()
-        .map(|(at, servers)| folded(&servers_title(servers), at == 0, &shares(servers)))
+        .map(|(at, servers)| {
+            let title = servers.first().map_or("", |first| first.group.as_str());
+            folded(title, at == 0, &shares(servers))
+        })
         .collect()
-}
-
-fn servers_title(servers: &[&TaskOutcome]) -> String {
-    servers
-        .first()
-        .map_or_else(String::new, |first| first.group.clone())
 }
 
 fn shares(servers: &[&TaskOutcome]) -> String {
@@ -86,10 +80,6 @@ pub(super) fn tasks(tasks: &[TaskOutcome]) -> String {
 }
 
 fn of_group(tasks: &[TaskOutcome]) -> String {
-    let median = |summary: Option<Summary>, show: fn(f64) -> String| {
-        let words = summary.map_or_else(|| NONE.to_owned(), |summary| show(summary.median));
-        Cell::number(words)
-    };
     let rows: Vec<Vec<Cell>> = tasks
         .iter()
         .map(|task| {

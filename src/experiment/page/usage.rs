@@ -5,9 +5,9 @@ use std::fmt::Write;
 use super::html::{Cell, table, text};
 use super::plot::{PlotRow, bar, colour, plot, upright};
 use super::scale::{Scale, mark};
-use super::speeds::capital;
 use crate::experiment::results::{Evidence, OtherFigure, Outcome, RoleOutcome, TrafficMatrix};
 use crate::experiment::statistics::Summary;
+use crate::text::sentence::capital;
 use crate::text::{counted, units};
 
 const NONE: &str = "–";
@@ -103,12 +103,13 @@ fn row(role: &RoleOutcome, scale: &Scale) -> PlotRow {
     }
 }
 
+/// A cell with a median, or a dash where nobody measured.
+pub(super) fn median(summary: Option<Summary>, show: fn(f64) -> String) -> Cell {
+    Cell::number(summary.map_or_else(|| NONE.to_owned(), |summary| show(summary.median)))
+}
+
 /// The further figures of a group's roles.
 fn figures(group: &[RoleOutcome]) -> String {
-    let median = |summary: Option<Summary>, show: fn(f64) -> String| {
-        let words = summary.map_or_else(|| NONE.to_owned(), |summary| show(summary.median));
-        Cell::number(words)
-    };
     let rows: Vec<Vec<Cell>> = group
         .iter()
         .map(|role| {

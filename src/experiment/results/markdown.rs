@@ -9,6 +9,7 @@ use super::outcome::{
 };
 use crate::experiment::statistics::{Estimate, FEWEST_BLOCKS, Summary};
 use crate::text::markdown::{inline, list, table};
+use crate::text::sentence::capital;
 use crate::text::{counted, units};
 
 /// The text for an unknown value.
@@ -371,11 +372,4 @@ fn typical(estimate: Option<&Estimate>) -> String {
 
 fn shown(value: Option<f64>, show: impl Fn(f64) -> String) -> String {
     value.map_or_else(|| NONE.to_owned(), show)
-}
-
-fn capital(text: &str) -> String {
-    let mut letters = text.chars();
-    letters.next().map_or_else(String::new, |first| {
-        first.to_uppercase().collect::<String>() + letters.as_str()
-    })
 }

@@ -2,6 +2,7 @@
 
 use crate::experiment::results::outcome::{FindingKind, Outcome};
 use crate::experiment::statistics::{FEWEST_BLOCKS, Verdict};
+use crate::text::sentence::lower;
 
 /// How many findings are named, so that the list stays short.
 const FINDINGS: usize = 3;
@@ -20,7 +21,7 @@ pub(crate) fn next_steps(outcome: &Outcome) -> Vec<String> {
         .findings
         .iter()
         .filter(|finding| invalidates(finding.kind));
-    steps.extend(invalid.map(|finding| format!("Fix this first: {}.", finding.sentence)));
+    steps.extend(invalid.map(|finding| format!("Fix this first: {}.", lower(&finding.sentence))));
     let advice = outcome
         .answers
         .iter()
@@ -47,11 +48,12 @@ pub(crate) fn next_steps(outcome: &Outcome) -> Vec<String> {
         .findings
         .iter()
         .filter(|finding| !invalidates(finding.kind));
-    steps.extend(
-        others
-            .take(FINDINGS)
-            .map(|finding| format!("See below what to do about this: {}.", finding.sentence)),
-    );
+    steps.extend(others.take(FINDINGS).map(|finding| {
+        format!(
+            "See below what to do about this: {}.",
+            lower(&finding.sentence)
+        )
+    }));
     if steps.is_empty() && !outcome.answers.is_empty() {
         steps.push("Nothing to do: no way and no layout is better than the others by an amount that matters.".to_owned());
     }
@@ -61,12 +63,4 @@ pub(crate) fn next_steps(outcome: &Outcome) -> Vec<String> {
 /// Whether a finding makes the values of the runs doubtful.
 fn invalidates(kind: FindingKind) -> bool {
     matches!(kind, FindingKind::SharedSteps | FindingKind::Unpinned)
-}
-
-/// A sentence after a colon.
-fn lower(sentence: &str) -> String {
-    let mut letters = sentence.chars();
-    letters.next().map_or_else(String::new, |first| {
-        first.to_lowercase().collect::<String>() + letters.as_str()
-    })
 }

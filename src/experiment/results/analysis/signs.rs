@@ -2,7 +2,6 @@
 
 use std::collections::BTreeSet;
 
-use super::balance::Balance;
 use super::tasks::{Task, known, mean, share, tasks_of, throttled};
 use super::usage::servers as balance_of_servers;
 use crate::experiment::results::model::MeasuredRun;
@@ -161,23 +160,20 @@ fn unpinned(run: &MeasuredRun, planned: bool, shared_roles: &BTreeSet<String>) -
     signs
 }
 
-/// The servers' traffic, if that of all is known and enough for a comparison.
-fn server_traffic(run: &MeasuredRun) -> Option<(Vec<Task<'_>>, Balance, f64)> {
+/// Several parameter servers, with the bytes that they move together in a second, if those of all are known.
+fn servers_with_rate(run: &MeasuredRun) -> Option<(Vec<Task<'_>>, f64)> {
     let servers: Vec<Task> = Task::all(run).filter(|task| task.is_server()).collect();
     let rates: Option<Vec<f64>> = servers
         .iter()
         .map(|task| task.per_second(task.traffic()))
         .collect();
-    let rate = rates?.iter().sum();
-    Some((
-        servers,
-        balance_of_servers(run, |task| task.traffic())?,
-        rate,
-    ))
+    let rate = rates.filter(|rates| rates.len() > 1)?.iter().sum();
+    Some((servers, rate))
 }
 
 fn hot_server(run: &MeasuredRun) -> Option<Sign> {
-    let (servers, traffic, rate) = server_traffic(run)?;
+    let (servers, rate) = servers_with_rate(run)?;
+    let traffic = balance_of_servers(run, |task| task.traffic())?;
     if rate < LEAST_TRAFFIC || traffic.max_over_mean < HOT {
         return None;
     }
@@ -205,12 +201,7 @@ fn hot_server(run: &MeasuredRun) -> Option<Sign> {
 }
 
 fn idle_servers(run: &MeasuredRun) -> Option<Sign> {
-    let servers: Vec<Task> = Task::all(run).filter(|task| task.is_server()).collect();
-    let rates: Option<Vec<f64>> = servers
-        .iter()
-        .map(|task| task.per_second(task.traffic()))
-        .collect();
-    let rate: f64 = rates.filter(|rates| rates.len() > 1)?.iter().sum();
+    let (servers, rate) = servers_with_rate(run)?;
     // Servers that moved nothing at all have no balance.
     let traffic = balance_of_servers(run, |task| task.traffic());
     let equal = 1.0 / servers.len() as f64;

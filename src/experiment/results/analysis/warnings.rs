@@ -7,6 +7,7 @@ use super::tasks::Task;
 use crate::experiment::results::model::{Experiment, NodeFacts, RunRecord};
 use crate::experiment::results::read::Results;
 use crate::text::counted;
+use crate::text::sentence::capital;
 
 /// How many names a sentence has.
 const NAMED: usize = 5;
@@ -140,11 +141,4 @@ fn run_list(numbers: &[u32]) -> String {
             None => "no run".to_owned(),
         },
     }
-}
-
-fn capital(text: &str) -> String {
-    let mut letters = text.chars();
-    letters.next().map_or_else(String::new, |first| {
-        first.to_uppercase().collect::<String>() + letters.as_str()
-    })
 }
