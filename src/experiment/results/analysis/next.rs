@@ -21,7 +21,9 @@ pub(crate) fn next_steps(outcome: &Outcome) -> Vec<String> {
         .findings
         .iter()
         .filter(|finding| invalidates(finding.kind));
-    steps.extend(invalid.map(|finding| format!("Look at this first: {}.", lower(&finding.sentence))));
+    steps.extend(
+        invalid.map(|finding| format!("Look at this first: {}.", lower(&finding.sentence))),
+    );
     let advice = outcome
         .answers
         .iter()
