@@ -13,7 +13,7 @@ mod nearest;
 pub(crate) mod parse_errors;
 #[cfg(feature = "experiments")]
 pub(crate) mod sentence;
-#[cfg(any(feature = "bench", feature = "experiments"))]
+#[cfg(feature = "bench")]
 pub(crate) mod svg;
 pub(crate) mod table;
 pub mod terminal;

@@ -25,6 +25,8 @@ pub use amounts::AMOUNTS;
 pub use check::check;
 pub use import::{ImportError, Imported, import};
 pub use page::page;
+#[cfg(feature = "bench")]
+pub(crate) use page::round_step;
 pub use render::{
     Faults, Folder, Gang, JobTask, Preset, ROLES, Reclaim, RenderRequest, Rendered, RoleTasks,
     RunTag, Slice, SuccessPolicy, TaskOf, TaskResources, TaskShare, TrainingJob, WorkloadFormat,

@@ -6,7 +6,8 @@ use std::time::Duration;
 use super::{Prometheus, PrometheusError};
 use crate::experiment::series::{Answer, Measure, QueriedPods, Series, SeriesUsage, TaskLabel};
 
-/// How often, and after which pause, a patient source repeats a query.
+/// How often a patient source repeats a query, and after which pause.
+#[cfg(feature = "lab")]
 const TRIES: u32 = 10;
 const PAUSE: Duration = Duration::from_secs(10);
 

@@ -55,7 +55,6 @@ impl Svg {
         );
     }
 
-    #[cfg(feature = "bench")]
     /// A filled circle.
     pub(crate) fn dot(&mut self, at: Position, radius: f64, ink: &str) {
         let (x, y) = (drawn(at.0), drawn(at.1));
@@ -74,18 +73,6 @@ impl Svg {
             self.body
         )
     }
-}
-
-/// The least of 1, 2 and 5 times a power of ten that is not below `value`: where a scale can end.
-pub(crate) fn ceiling(value: f64) -> f64 {
-    if !(value > 0.0 && value.is_finite()) {
-        return 1.0;
-    }
-    let power = 10_f64.powf(value.log10().floor());
-    let step = [1.0, 2.0, 5.0]
-        .into_iter()
-        .find(|step| step * power >= value);
-    step.unwrap_or(10.0) * power
 }
 
 /// A number for SVG; NaN and infinities become the edge.
@@ -124,25 +111,6 @@ pub(crate) fn shortened(words: &str, most: usize) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn scales_end_at_a_round_number() {
-        for (value, top) in [
-            (0.0, 1.0),
-            (f64::NAN, 1.0),
-            (0.7, 1.0),
-            (1.0, 1.0),
-            (1.1, 2.0),
-            (34.0, 50.0),
-            (9e6, 1e7),
-        ] {
-            assert!(
-                (ceiling(value) - top).abs() < 1e-9 * top,
-                "{value}: {}",
-                ceiling(value)
-            );
-        }
-    }
 
     #[test]
     fn any_input_gives_valid_xml_and_numbers() {

@@ -11,6 +11,9 @@ mod speeds;
 mod tasks;
 mod usage;
 
+#[cfg(feature = "bench")]
+pub(crate) use scale::round_step;
+
 use std::fmt::Write;
 
 use super::results::Outcome;

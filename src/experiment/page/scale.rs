@@ -139,9 +139,16 @@ fn ends(values: impl Iterator<Item = f64>) -> Option<(f64, f64)> {
     (ends.0 <= ends.1).then_some(ends)
 }
 
-/// The least of 1, 2 and 5 times a power of ten that is not below a distance.
-fn round_step(distance: f64) -> f64 {
-    crate::text::svg::ceiling(distance)
+/// The least of 1, 2 and 5 times a power of ten that is not below `value`: where a scale can end.
+pub(crate) fn round_step(value: f64) -> f64 {
+    if !(value > 0.0 && value.is_finite()) {
+        return 1.0;
+    }
+    let power = 10_f64.powf(value.log10().floor());
+    let step = [1.0, 2.0, 5.0]
+        .into_iter()
+        .find(|step| step * power >= value);
+    step.unwrap_or(10.0) * power
 }
 
 fn marks(low: f64, high: f64, step: f64) -> Vec<f64> {
@@ -160,6 +167,25 @@ fn marks(low: f64, high: f64, step: f64) -> Vec<f64> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn scales_end_at_a_round_number() {
+        for (value, top) in [
+            (0.0, 1.0),
+            (f64::NAN, 1.0),
+            (0.7, 1.0),
+            (1.0, 1.0),
+            (1.1, 2.0),
+            (34.0, 50.0),
+            (9e6, 1e7),
+        ] {
+            assert!(
+                (round_step(value) - top).abs() < 1e-9 * top,
+                "{value}: {}",
+                round_step(value)
+            );
+        }
+    }
 
     #[test]
     fn marks_are_round_and_within_the_axis() {

@@ -2,8 +2,9 @@
 
 use super::plan::{Cpus, ThreadChoice, Way};
 use super::report::{BenchReport, Comparison, Metric};
+use crate::experiment::round_step;
 use crate::experiment::statistics::{Estimate, Verdict};
-use crate::text::svg::{Anchor, Svg, ceiling, shortened};
+use crate::text::svg::{Anchor, Svg, shortened};
 use crate::text::{counted, units};
 
 const WIDTH: f64 = 920.0;
@@ -103,7 +104,7 @@ fn runs(
         .filter_map(|run| run.figures.get(&metric))
         .copied()
         .fold(0.0, f64::max);
-    let top = ceiling(top);
+    let top = round_step(top);
     let scale = (BOTTOM - TOP - 10.0) / top;
     for value in [0.0, top / 2.0, top] {
         let y = BOTTOM - value * scale;
