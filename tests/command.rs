@@ -299,6 +299,14 @@ fn a_plan_reads_the_configuration_of_the_machines_kubelet() {
     );
     let found = planned("reservedSystemCPUs: 0-3");
     assert_eq!(found["finding"]["promisesTooMuch"], false, "{found:#}");
+    assert_eq!(found["note"], Value::Null, "{found:#}");
+    // Pinfold can't know the CPUs that the kubelet would choose, and says so.
+    let found = planned("cpuManagerPolicy: static\nreservedSystemCPUs: 0-3");
+    let note = found["note"].as_str().unwrap();
+    assert!(
+        note.contains("config.yaml has cpuManagerPolicy static"),
+        "{note}"
+    );
 }
 
 fn text_of(folder: &TempDir) -> &str {

@@ -1,72 +1,26 @@
 //! How many CPUs the scheduler counts on this node: [`find`].
 
-use std::collections::BTreeMap;
-use std::fs::File;
-use std::io::Read;
 use std::path::Path;
 use std::time::Duration;
 
-use serde::Deserialize;
-
 use super::api::{ClusterContext, of_node};
 use super::config::Config;
+use super::kubelet_config::KubeletConfig;
 use crate::cluster::own_node;
 use crate::cpu::CpuSet;
 use crate::pod::quantity::cpu_millis;
 use crate::pod::{Allocatable, AllocatableSource};
 
-/// The usual places of the kubelet's configuration, below the root: of kubeadm, and of Amazon's images.
-const KUBELET_CONFIGS: [&str; 3] = [
-    "var/lib/kubelet/config.yaml",
-    "etc/kubernetes/kubelet/config.json",
-    "etc/kubernetes/kubelet/kubelet-config.json",
-];
-
-/// The longest configuration that is read, in bytes.
-const LONGEST: u64 = 1 << 20;
-
 /// How long a command waits for the API server.
 const PATIENCE: Duration = Duration::from_secs(3);
-
-/// The keys of a KubeletConfiguration that decide about allocatable CPUs.
-#[derive(Deserialize)]
-#[serde(rename_all = "camelCase", expecting = "a KubeletConfiguration")]
-struct KubeletConfig {
-    kind: Option<String>,
-    #[serde(rename = "reservedSystemCPUs")]
-    reserved_system_cpus: Option<String>,
-    kube_reserved: Option<BTreeMap<String, String>>,
-    system_reserved: Option<BTreeMap<String, String>>,
-}
 
 /// By the kubelet's configuration file of the machine below `root`, on which `online` CPUs are online; `None` without a readable
 /// file.
 pub fn of_kubelet_config(root: &Path, online: &CpuSet) -> Option<Allocatable> {
-    let files = KUBELET_CONFIGS.iter().map(|path| root.join(path));
-    let texts = files.filter_map(|file| read(&file));
-    texts.filter_map(|text| by_config(&text, online)).next()
+    by_config(&KubeletConfig::find(root)?.1, online)
 }
 
-fn read(file: &Path) -> Option<String> {
-    // Opening a pipe in place of the file would never end.
-    if !file.metadata().ok()?.is_file() {
-        return None;
-    }
-    let mut text = String::new();
-    File::open(file)
-        .ok()?
-        .take(LONGEST)
-        .read_to_string(&mut text)
-        .ok()?;
-    Some(text)
-}
-
-fn by_config(text: &str, online: &CpuSet) -> Option<Allocatable> {
-    // JSON is YAML, too.
-    let config: KubeletConfig = serde_saphyr::from_str(text).ok()?;
-    if config.kind.as_deref() != Some("KubeletConfiguration") {
-        return None;
-    }
+fn by_config(config: &KubeletConfig, online: &CpuSet) -> Option<Allocatable> {
     let listed: CpuSet = match config.reserved_system_cpus.as_deref() {
         Some(list) => list.parse().ok()?,
         None => CpuSet::new(),
@@ -120,7 +74,7 @@ mod tests {
             let text = format!(
                 "apiVersion: kubelet.config.k8s.io/v1beta1\nkind: KubeletConfiguration\n{keys}\n"
             );
-            let found = by_config(&text, &online)?;
+            let found = by_config(&KubeletConfig::parse(&text)?, &online)?;
             Some((found.millicores, found.source))
         };
         let amounts = AllocatableSource::KubeletConfig;
@@ -142,21 +96,5 @@ mod tests {
         ] {
             assert_eq!(of(keys), allocatable, "{keys}");
         }
-        assert_eq!(by_config("kind: ClusterConfiguration\n", &online), None);
-        assert_eq!(by_config("{", &online), None);
-        assert_eq!(by_config("", &online), None);
-    }
-
-    #[test]
-    fn the_file_lies_in_one_of_the_usual_places() {
-        let root = tempfile::tempdir().unwrap();
-        let online: CpuSet = "0-3".parse().unwrap();
-        assert_eq!(of_kubelet_config(root.path(), &online), None);
-        let folder = root.path().join("etc/kubernetes/kubelet");
-        std::fs::create_dir_all(&folder).unwrap();
-        let text = r#"{"kind": "KubeletConfiguration", "reservedSystemCPUs": "0"}"#;
-        std::fs::write(folder.join("config.json"), text).unwrap();
-        let found = of_kubelet_config(root.path(), &online).unwrap();
-        assert_eq!(found.millicores, 3000);
     }
 }

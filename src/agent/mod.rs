@@ -32,6 +32,7 @@ mod isolation_gate;
 pub mod kernel;
 mod known_pods;
 mod kubelet;
+pub mod kubelet_config;
 mod kubelet_report;
 mod log_filter;
 mod mirror;

@@ -1,7 +1,7 @@
 //! `pinfold plan`: the agent's decisions for given pods.
 
 use std::collections::BTreeMap;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::sync::Arc;
 
@@ -9,13 +9,13 @@ use clap::Args;
 use serde::Serialize;
 
 use super::OutputFormat;
-use crate::agent::config::{Config, Overrides};
+use crate::agent::config::{Config, Overrides, SourceChoice};
+use crate::agent::kubelet_config::KubeletConfig;
 use crate::agent::{AgentNode, allocatable, capacity, environment, read_pods, reserved};
 use crate::cpu::{Cost, CpuSet, Placer, SharedMinimum, Topology, cpu_count};
 use crate::host::topology;
-use crate::pin::Enforcement;
-use crate::pin::Ledger;
 use crate::pin::decide::{ContainerMove, DecisionContext, DecisionInput, Decisions, decide};
+use crate::pin::{Enforcement, Ledger, PlacementSource};
 use crate::pod::quantity::cpu_millis;
 use crate::pod::{
     Allocatable, AllocatableSource, Capacity, CapacityFinding, ContainerKind, Entitlement,
@@ -99,6 +99,8 @@ pub(super) struct Planned {
     /// Running containers that would make room, in the order of the moves.
     pub(super) moves: Vec<ContainerMove>,
     pub(super) containers: Vec<PlannedContainer>,
+    /// Why containers would get other CPUs than these: the kubelet chooses them.
+    pub(super) note: Option<String>,
     /// What the node can give when the pods have their CPUs.
     pub(super) capacity: Capacity,
     /// That, compared with what the scheduler counts.
@@ -148,6 +150,21 @@ pub(super) struct Machine<'a> {
     pub(super) reserved: CpuSet,
     /// What the scheduler counts.
     pub(super) allocatable: Option<Allocatable>,
+    /// How one knows that the kubelet chooses the CPUs here, if it does.
+    pub(super) kubelet_chooses: Option<String>,
+}
+
+/// How one knows that the kubelet chooses the CPUs of the machine below `root`, without a word from the kubelet itself.
+fn kubelet_chooses(choice: SourceChoice, root: &Path) -> Option<String> {
+    match choice {
+        SourceChoice::Pinfold => None,
+        SourceChoice::Kubelet => Some("placement.source is kubelet".to_owned()),
+        SourceChoice::Auto => {
+            let (file, config) = KubeletConfig::find(root)?;
+            let says = || format!("{} has cpuManagerPolicy static", file.display());
+            config.assigns_cpus().then(says)
+        }
+    }
 }
 
 /// Reads a quantity of CPUs, in thousandths.
@@ -185,6 +202,8 @@ impl MachineArgs {
             let read = || runtime.block_on(read);
             let machine = Machine {
                 allocatable: self.given_allocatable().or_else(read),
+                kubelet_chooses: (node.placement_source == PlacementSource::Kubelet)
+                    .then(|| "its CPU Manager assigns CPUs".to_owned()),
                 topology: &node.topology,
                 memory_nodes: &node.memory_nodes,
                 reserved: node.reserved,
@@ -196,6 +215,7 @@ impl MachineArgs {
         let read = || allocatable::of_kubelet_config(&self.root_dir, &topology.online);
         let machine = Machine {
             allocatable: self.given_allocatable().or_else(read),
+            kubelet_chooses: kubelet_chooses(config.placement.source, &self.root_dir),
             memory_nodes: &topology.memory_nodes(),
             topology: &topology,
             reserved,
@@ -303,7 +323,13 @@ pub(super) fn planned(
         });
     }
     let capacity = capacity(config, (topology, &machine.reserved), &ledger);
+    let note = |evidence: &String| {
+        format!(
+            "the kubelet chooses the CPUs here ({evidence}), and Pinfold keeps those; these are the CPUs that Pinfold would choose"
+        )
+    };
     Planned {
+        note: machine.kubelet_chooses.as_ref().map(note),
         reserved,
         shared,
         moves,
@@ -418,6 +444,7 @@ pub(super) fn in_table(planned: &Planned) -> Vec<String> {
     };
     let mut lines: Vec<String> = planned.moves.iter().map(moved).collect();
     lines.extend(table.lines());
+    lines.extend(planned.note.iter().map(|note| format!("note: {note}")));
     lines.push(format!(
         "reserved {}, shared {}",
         planned.reserved, planned.shared

@@ -29,6 +29,7 @@ pub fn printed(manifests: &str, topology: &Topology) -> Vec<(String, usize)> {
         memory_nodes: &topology.memory_nodes(),
         reserved: CpuSet::new(),
         allocatable: None,
+        kubelet_chooses: None,
     };
     let planned = plan::planned(&pods, &machine, &config, Ledger::default());
     let mut all = vec![

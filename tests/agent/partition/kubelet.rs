@@ -1,5 +1,6 @@
 //! Beside a kubelet that assigns CPUs: its choice becomes a partition, and Pinfold writes nothing else.
 
+use std::fs;
 use std::time::{Duration, Instant};
 
 use nix::sys::signal::{Signal, kill};
@@ -9,6 +10,7 @@ use serde_json::Value;
 
 use super::partition_tests;
 use crate::agent::{Agent, Settings, assigned, container, patience};
+use crate::gate;
 use crate::kernel::{Kernel, Tree, allowed};
 use crate::kubelet::{Kubelet, Root};
 use crate::runtime::EventMessage;
@@ -391,5 +393,51 @@ fn a_kubelet_that_restarts_with_another_policy_is_asked_at_the_next_creation() {
     let worker = event_message(&node.tree, "w-0", 2);
     node.run(&worker, "5-6");
     node.owns(&worker, "5-6");
+    node.finish();
+}
+
+/// Only the machine `isolcpus` of `tests/vm` has such CPUs.
+#[test]
+fn cpus_isolated_at_boot_become_an_isolated_partition() {
+    let Some(kernel) = partition_tests() else {
+        return;
+    };
+    let isolated = fs::read_to_string("/sys/devices/system/cpu/isolated").unwrap();
+    if isolated.trim() != "6-7" {
+        gate::leave("tests/vm/run isolcpus", "the CPUs 6-7 isolated at boot");
+        return;
+    }
+    let mut node = Node::new(&kernel, true);
+    let [wholly, mixed, balanced] =
+        ["w-0", "w-1", "w-2"].map(|name| event_message(&node.tree, name, 2));
+    node.kubelet.gives("w-0", "7");
+    let pid = node.run(&wholly, "7");
+    assert_eq!(kernel.partition(&path(&wholly)), "isolated");
+    assert_eq!(kernel.effective(&path(&wholly)), set("7"));
+    assert_eq!(allowed(pid), set("7"));
+    assert!(allowed(node.other).is_disjoint(&set("7")));
+
+    node.kubelet.gives("w-1", "5-6");
+    node.run(&mixed, "5-6");
+    assert_eq!(kernel.partition(&path(&mixed)), "member");
+    assert_eq!(kernel.written(&path(&mixed)), set("5-6"));
+    node.agent
+        .eventually("the note names both kinds of CPUs", |status| {
+            container(status, "w-1", "main")
+                .and_then(|container| container["note"].as_str())
+                .is_some_and(|note| note.contains("6 are isolated at boot and 5 are not"))
+        });
+
+    node.kubelet.gives("w-2", "3-4");
+    node.run(&balanced, "3-4");
+    node.owns(&balanced, "3-4");
+    // The ended owner's CPU goes to another container, and stays isolated.
+    node.kubelet.forgets("w-0");
+    node.end(&wholly, pid);
+    let next = event_message(&node.tree, "w-3", 1);
+    node.kubelet.gives("w-3", "7");
+    node.run(&next, "7");
+    assert_eq!(kernel.partition(&path(&next)), "isolated");
+    assert_eq!(kernel.effective(&path(&next)), set("7"));
     node.finish();
 }
