@@ -1,7 +1,7 @@
 //! The cost of the plugin: the handlers' time with 0, 100 and 250 containers on the node, the longest time that a request
-//! waits because the agent is busy, and the time added to a container's creation by a real containerd. The bench runs two
-//! series of containerd, in turns with and without the plugin. `PINFOLD_KERNEL_TESTS=1 cargo bench --bench nri`
-//! (`-- handlers`, `-- bursts`, `-- queue` or `-- creation` for one part, `-- handlers 500` for a different number of
+//! waits because the agent is busy, what the question to a kubelet that chooses the CPUs adds, and the time added to a
+//! container's creation by a real containerd. The bench runs two series of containerd, in turns with and without the plugin.
+//! `PINFOLD_KERNEL_TESTS=1 cargo bench --bench nri` (`-- handlers`, `-- bursts`, `-- queue`, `-- kubelet` or `-- creation` for one part, `-- handlers 500` for a different number of
 //! containers), as root, after `tests/runtime/prepare`
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
@@ -17,6 +17,9 @@ mod http;
 #[path = "../tests/support/kernel.rs"]
 #[allow(dead_code, reason = "shared with tests")]
 mod kernel;
+#[path = "../tests/support/kubelet.rs"]
+#[allow(dead_code, reason = "shared with tests")]
+mod kubelet;
 #[path = "../tests/support/nri.rs"]
 #[allow(dead_code, reason = "shared with tests")]
 mod runtime;
@@ -53,6 +56,7 @@ use prost::Message;
 use crate::agent::{Agent, Settings, container};
 use crate::daemon::{Runtime, suites};
 use crate::kernel::{Kernel, Tree, kernel_tests};
+use crate::kubelet::Root;
 use crate::pods::{ContainerSpec, Pod, PodSpec};
 use crate::runtime::{Changed, EventMessage, FakeRuntime, Socket, StateChange, Synchronize};
 
@@ -67,6 +71,9 @@ const PACES: [(Duration, Duration, usize); 3] = [
     (Duration::from_millis(50), Duration::ZERO, 100),
     (Duration::from_millis(200), Duration::from_millis(300), 50),
 ];
+
+/// How many turns there are with each source of placements, and how many containers in each.
+const KUBELET_TURNS: (u32, u32) = (5, 40);
 
 /// How many turns there are with and without the plugin, and how many creations in each.
 const TURNS: (u32, u32) = (6, 25);
@@ -113,6 +120,15 @@ fn main() {
             sizes.iter().copied().max().unwrap_or_default(),
         ));
     }
+    if wanted("kubelet") {
+        let tokio = tokio::runtime::Builder::new_multi_thread()
+            .enable_all()
+            .build()
+            .unwrap();
+        for others in &sizes {
+            tokio.block_on(beside_kubelet(&kernel, *others));
+        }
+    }
     if wanted("handlers") {
         let tokio = tokio::runtime::Builder::new_multi_thread()
             .enable_all()
@@ -140,7 +156,7 @@ async fn handlers(
     (pause, rest, lives): (Duration, Duration, usize),
 ) {
     let mut tree = kernel.tree();
-    let (agent, mut runtime, _socket) = synchronized(kernel, &mut tree, others).await;
+    let (agent, mut runtime, _socket) = synchronized(kernel, &mut tree, others, &[]).await;
     let mut times: BTreeMap<&str, Vec<Duration>> = BTreeMap::new();
     let mut owned = 0;
     for life in 0..lives {
@@ -231,6 +247,7 @@ async fn synchronized(
     kernel: &Kernel,
     tree: &mut Tree<'_>,
     others: usize,
+    options: &[&str],
 ) -> (Agent, FakeRuntime, Socket) {
     let mut pods = Vec::new();
     let mut containers = Vec::new();
@@ -246,6 +263,7 @@ async fn synchronized(
     let args = ["--api=never", "--nri=always", "--nri-socket", &path];
     let agent = Settings::without_manifests(&tree.path, &kernel.all_but_one())
         .with(&args)
+        .with(options)
         .start();
     let mut runtime = socket.accept().await;
     runtime.register().await;
@@ -282,7 +300,7 @@ async fn synchronized(
 /// is that from the start of the burst to an answer.
 async fn bursts(kernel: &Kernel, others: usize) {
     let mut tree = kernel.tree();
-    let (agent, mut runtime, _socket) = synchronized(kernel, &mut tree, others).await;
+    let (agent, mut runtime, _socket) = synchronized(kernel, &mut tree, others, &[]).await;
     let mut times = Vec::new();
     for burst in 0..4 {
         let mut pods = Vec::new();
@@ -337,7 +355,7 @@ async fn bursts(kernel: &Kernel, others: usize) {
 /// waits for the agent.
 async fn queue(kernel: &Kernel, others: usize) {
     let mut tree = kernel.tree();
-    let (agent, mut runtime, _socket) = synchronized(kernel, &mut tree, others).await;
+    let (agent, mut runtime, _socket) = synchronized(kernel, &mut tree, others, &[]).await;
     let probe = pod(&tree, "besteffort", "probe", 2, None);
     change(&mut runtime, 1, &probe).await;
     let request = EventMessage {
@@ -387,6 +405,90 @@ async fn queue(kernel: &Kernel, others: usize) {
         100.0 * cpu / begun.elapsed().as_secs_f64()
     );
     agent.stop();
+}
+
+/// The agent's answers beside a kubelet, in turns: Pinfold chooses the CPUs, it observes those of the kubelet without asking for
+/// them, and the kubelet chooses them. Without partitions the second and the third way write nothing, so they differ only in
+/// the question to the kubelet's socket.
+async fn beside_kubelet(kernel: &Kernel, others: usize) {
+    let ways = [
+        ("Pinfold chooses", false, "auto"),
+        ("observed, not asked", true, "pinfold"),
+        ("the kubelet chooses", true, "auto"),
+    ];
+    let mut times: [[Vec<Duration>; 2]; 3] = Default::default();
+    for turn in 0..KUBELET_TURNS.0 {
+        for (way, (_, assigns, source)) in ways.iter().enumerate() {
+            let root = Root::new();
+            let kubelet = root.kubelet(*assigns);
+            for number in 0..others {
+                kubelet.gives(&format!("other-{number}"), "0");
+            }
+            let mut tree = kernel.tree();
+            let options = ["--root-dir", root.path(), "--placement-source", source];
+            let (agent, mut runtime, _socket) =
+                synchronized(kernel, &mut tree, others, &options).await;
+            for life in 0..KUBELET_TURNS.1 {
+                let name = format!("worker-{turn}-{life}");
+                kubelet.gives(&name, "1");
+                one_life(&mut tree, &mut runtime, &name, &mut times[way]).await;
+                kubelet.forgets(&name);
+            }
+            agent.stop();
+        }
+    }
+    for (call, name) in ["CreateContainer", "StartContainer"]
+        .into_iter()
+        .enumerate()
+    {
+        let mut medians = [0.0; 3];
+        for (way, (title, ..)) in ways.iter().enumerate() {
+            let of_way = &mut times[way][call];
+            println!(
+                "{others:>3} containers, {name:15} {title:>19}: {}",
+                figures(of_way)
+            );
+            medians[way] = quantile(of_way, 50).as_secs_f64();
+        }
+        println!(
+            "{others:>3} containers, {name:15} the question adds {:+.3} ms; beside Pinfold's own choice, the ratio of medians is {:.3}",
+            1000.0 * (medians[2] - medians[1]),
+            medians[2] / medians[0]
+        );
+    }
+}
+
+/// A container comes, starts 50 ms later, and goes. Adds the times of its creation and of its start.
+async fn one_life(
+    tree: &mut Tree<'_>,
+    runtime: &mut FakeRuntime,
+    name: &str,
+    times: &mut [Vec<Duration>; 2],
+) {
+    let new_pod = pod(tree, "", name, 1024, Some(100_000));
+    change(runtime, 1, &new_pod).await;
+    tokio::time::sleep(Duration::from_millis(30)).await;
+    let message = EventMessage {
+        pod: Some(new_pod.sandbox.clone()),
+        container: Some(new_pod.container.clone()),
+    };
+    let start = Instant::now();
+    let create = runtime.call("CreateContainer", message.encode_to_vec());
+    create.await.unwrap();
+    times[0].push(start.elapsed());
+    let cgroup = tree.container(&new_pod.cgroup, &new_pod.container.id);
+    tree.start(&cgroup);
+    tokio::time::sleep(Duration::from_millis(50)).await;
+    let start = Instant::now();
+    change(runtime, 6, &new_pod).await;
+    times[1].push(start.elapsed());
+    let stop = runtime.call("StopContainer", message.encode_to_vec());
+    stop.await.unwrap();
+    tree.remove(&cgroup);
+    change(runtime, 11, &new_pod).await;
+    change(runtime, 2, &new_pod).await;
+    tree.remove(&new_pod.cgroup);
+    change(runtime, 3, &new_pod).await;
 }
 
 /// A pod with one container as described by a runtime, and the pod's cgroup.
