@@ -41,6 +41,11 @@ const PACE: (Duration, u32) = (Duration::from_millis(25), 3);
 /// deadline: one third. The decision and the writes need the rest.
 const LONGEST_WAIT: (Duration, u32) = (Duration::from_millis(600), 3);
 
+/// How long a restarted kubelet may report no CPUs before its policy counts as `none`, if it assigned CPUs before. A kubelet
+/// serves the socket before its CPU Manager has started, and then reports neither assignable nor assigned CPUs. On an emulated
+/// machine that took up to 25 s.
+const EMPTY_FOR: Duration = Duration::from_secs(60);
+
 /// How often a refused request is tried again, and the first pause, which doubles each time.
 const RETRIES: (u32, Duration) = (5, Duration::from_millis(20));
 
@@ -56,8 +61,9 @@ struct Shared {
     chooses: AtomicBool,
     /// Whether a request waited in vain. Others do not wait until the kubelet answers again.
     is_silent: AtomicBool,
-    /// The socket on which a kubelet has answered last.
-    answered: Mutex<Option<SocketId>>,
+    /// The socket on which a kubelet has last answered a question that a runtime request waited for. A kubelet creates
+    /// containers only once its CPU Manager has started, so such an answer tells the policy.
+    settled: Mutex<Option<SocketId>>,
 }
 
 /// Asks the kubelet for a runtime request.
@@ -91,6 +97,10 @@ struct Known {
     devices: BTreeMap<ObjectName, CpuSet>,
     has_cpus: bool,
     last_error: String,
+    /// The socket on which a kubelet has last reported that it assigns CPUs.
+    assigning: Option<SocketId>,
+    /// Since when another one reports none.
+    empty_since: Option<Instant>,
 }
 
 /// Limits how fast questions follow each other.
@@ -108,7 +118,7 @@ impl Shared {
             socket,
             chooses: AtomicBool::new(false),
             is_silent: AtomicBool::new(false),
-            answered: Mutex::new(None),
+            settled: Mutex::new(None),
         }
     }
 
@@ -122,10 +132,10 @@ impl Shared {
         ))
     }
 
-    /// Whether the kubelet that answered last listens no more: another one may have another policy.
-    fn has_restarted(&self) -> bool {
-        let answered = *self.answered.lock().unwrap_or_else(PoisonError::into_inner);
-        answered.is_some() && answered != self.socket_id()
+    /// Whether the policy of the kubelet that listens now is certain. Each kubelet makes its own socket.
+    fn is_settled(&self) -> bool {
+        let settled = *self.settled.lock().unwrap_or_else(PoisonError::into_inner);
+        settled == self.socket_id()
     }
 }
 
@@ -151,7 +161,7 @@ impl KubeletLink {
     /// afterwards. Without an answer in time, the last one stays valid.
     pub(super) async fn wait(&self, deadline: Instant) {
         let is_silent = &self.shared.is_silent;
-        if !self.chooses() && !self.shared.has_restarted() {
+        if !self.chooses() && self.shared.is_settled() {
             return;
         }
         let (reply, answered) = oneshot::channel();
@@ -305,6 +315,7 @@ impl AskKubelet {
 
     async fn ask(&mut self) -> anyhow::Result<()> {
         let socket = self.shared.socket_id();
+        let is_for_request = !self.waiting.is_empty();
         let listed = self.kubelet.list().await;
         let answered = match &listed {
             Ok(containers) if self.cpu_manager.is_some() => {
@@ -312,13 +323,27 @@ impl AskKubelet {
             }
             _ => Ok(None),
         };
+        if is_for_request && listed.is_ok() && answered.is_ok() {
+            let settled = self.shared.settled.lock();
+            *settled.unwrap_or_else(PoisonError::into_inner) = socket;
+        }
         if let Some(before) = self.cpu_manager {
             let answer = answered.as_ref().ok().copied().flatten();
-            if answer.is_some() {
-                let last = self.shared.answered.lock();
-                *last.unwrap_or_else(PoisonError::into_inner) = socket;
-            }
-            let now = answer.unwrap_or_else(|| self.kubelet.unanswered(Some(before)));
+            let now = match answer {
+                Some(CpuManager::Disabled)
+                    if self.may_be_starting(before, socket) && !is_for_request =>
+                {
+                    before
+                }
+                Some(now) => {
+                    self.known.empty_since = None;
+                    if now == CpuManager::Assigns {
+                        self.known.assigning = socket;
+                    }
+                    now
+                }
+                None => self.kubelet.unanswered(Some(before)),
+            };
             if now != before {
                 self.cpu_manager = Some(now);
                 self.note_source();
@@ -337,6 +362,17 @@ impl AskKubelet {
         self.send_cpus(&containers).await?;
         self.send_devices(containers).await?;
         answered.map(|_| ()).map_err(Into::into)
+    }
+
+    /// Whether a kubelet that reports no CPUs on this socket may not have started its CPU Manager yet: another one has assigned
+    /// CPUs before, and this one has not reported anything else for [`EMPTY_FOR`].
+    fn may_be_starting(&mut self, before: CpuManager, socket: Option<SocketId>) -> bool {
+        if before != CpuManager::Assigns || socket == self.known.assigning {
+            return false;
+        }
+        let now = Instant::now();
+        let since = *self.known.empty_since.get_or_insert(now);
+        now.duration_since(since) < EMPTY_FOR
     }
 
     fn note_source(&self) {

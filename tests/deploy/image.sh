@@ -16,6 +16,17 @@ clean() {
 }
 trap clean EXIT
 
+# An error keeps its message and its exit code, whatever the environment asks for.
+for program in "$binary" "$tools"; do
+    code=0
+    RUST_BACKTRACE=1 "$program" config --config /nowhere.yaml 2>"$work/error" || code=$?
+    [ "$code" = 2 ] && grep -q 'nowhere.yaml' "$work/error" || {
+        echo "image.sh: an error of $program ended with the exit code $code:" >&2
+        cat "$work/error" >&2
+        exit 1
+    }
+done
+
 mkdir "$work/context"
 cp "$binary" "$work/context/pinfold"
 cp "$tools" "$work/context/pinfold-tools"

@@ -253,15 +253,23 @@ fn restarts_and_switches_of_the_policy_move_nothing() {
     std::thread::sleep(Duration::from_millis(2500));
     node.owns(&worker, "2-3");
 
-    // With policy `none`, Pinfold chooses, and takes nothing away. The agent may even restart.
-    node.kubelet.set_assigns(false);
+    // A kubelet that starts reports no CPUs at first, like one with policy `none`.
+    node.kubelet = node.root.kubelet(false);
+    std::thread::sleep(Duration::from_millis(2500));
+    assert!(node.kubelet.calls() > 0);
+    let status = node.agent.status().unwrap();
+    assert_eq!(status["placementSource"], "kubelet", "{status:#}");
+    // It creates containers only once it knows its policy. With policy `none`, Pinfold chooses, and takes nothing away. The
+    // agent may even restart.
+    let own = event_message(&node.tree, "own", 2);
+    node.runtime.change(1, &own);
+    node.runtime.create(&own).cpus.expect("Pinfold chooses");
     let is = |source: &'static str| move |status: &Value| status["placementSource"] == source;
     node.agent.eventually("Pinfold chooses", is("pinfold"));
     node.owns(&worker, "2-3");
     node = node.restart();
     node.runtime.connect(&node.agent);
     node.owns(&worker, "2-3");
-    let own = event_message(&node.tree, "own", 2);
     node.runtime.change(1, &own);
     let chosen = node.runtime.create(&own).cpus.unwrap().to_string();
     let cgroup = node.tree.make(&path(&own));
@@ -389,6 +397,27 @@ fn a_kubelet_that_restarts_with_another_policy_is_asked_at_the_next_creation() {
     assert!(asked > 0);
     // The next kubelet has another socket, and its first container comes at once.
     node.kubelet = node.root.kubelet(true);
+    node.kubelet.gives("w-0", "5-6");
+    let worker = event_message(&node.tree, "w-0", 2);
+    node.run(&worker, "5-6");
+    node.owns(&worker, "5-6");
+    node.finish();
+}
+
+/// A kubelet serves its socket before its CPU Manager has started.
+#[test]
+fn an_answer_of_a_kubelet_that_starts_is_not_the_last_word() {
+    let Some(kernel) = partition_tests() else {
+        return;
+    };
+    let mut node = Node::new(&kernel, false);
+    node.kubelet = node.root.kubelet(false);
+    let deadline = Instant::now() + patience();
+    while node.kubelet.calls() < 2 {
+        assert!(Instant::now() < deadline, "the agent asks in each turn");
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    node.kubelet.set_assigns(true);
     node.kubelet.gives("w-0", "5-6");
     let worker = event_message(&node.tree, "w-0", 2);
     node.run(&worker, "5-6");
