@@ -11,7 +11,7 @@ use super::launcher::Search;
 use super::processes::by_launches;
 use super::role::recognise;
 use super::software::software;
-use super::{Pod, Processes, Qos, Recognition, Software, guaranteed_obstacle, qos};
+use super::{ContainerCpus, Pod, Processes, Qos, Recognition, Software, guaranteed_obstacle, qos};
 
 /// A pod with its role, its QoS class, and the software of each container. It can't be changed: a
 /// changed pod is recognized anew, by [`RecognizedPod::from`].
@@ -21,6 +21,7 @@ pub struct RecognizedPod {
     recognition: Recognition,
     qos: Qos,
     obstacle: Option<String>,
+    container_cpus: ContainerCpus,
     programs: Vec<Program>,
 }
 
@@ -57,6 +58,11 @@ impl RecognizedPod {
     /// Why the pod is not Guaranteed, as [`guaranteed_obstacle`] says it.
     pub fn guaranteed_obstacle(&self) -> Option<&str> {
         self.obstacle.as_deref()
+    }
+
+    /// What the pod's owner wants for single containers.
+    pub fn container_cpus(&self) -> &ContainerCpus {
+        &self.container_cpus
     }
 
     /// The pod, without what follows from its texts.
@@ -97,6 +103,7 @@ impl From<Arc<Pod>> for RecognizedPod {
         Self {
             qos: qos(&pod),
             obstacle: guaranteed_obstacle(&pod),
+            container_cpus: ContainerCpus::of(&pod),
             programs: pod.containers.iter().map(program).collect(),
             recognition,
             pod,
