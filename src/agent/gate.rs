@@ -231,6 +231,7 @@ mod tests {
             injected: None,
             required: true,
             note: None,
+            bindings: Vec::new(),
             unpinned_seconds: None,
             refused: None,
             created: true,

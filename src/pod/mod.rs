@@ -29,6 +29,7 @@
 
 #![warn(clippy::too_many_lines, clippy::excessive_nesting)]
 
+mod binding;
 mod capacity;
 mod command;
 mod container_cpus;
@@ -54,6 +55,7 @@ mod uid;
 mod variables;
 mod verdict;
 
+pub use binding::Binding;
 pub use capacity::{Allocatable, AllocatableSource, Capacity, CapacityFinding, CapacityInput};
 pub use container_cpus::{ContainerCpus, ContainerWish};
 pub use cpu_preferences::{Balancing, CpuPreferences, MemoryPolicy, cpu_preferences};

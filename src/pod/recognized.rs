@@ -7,6 +7,7 @@
 use std::ops::Deref;
 use std::sync::Arc;
 
+use super::binding::Binding;
 use super::launcher::Search;
 use super::processes::by_launches;
 use super::role::recognise;
@@ -32,6 +33,7 @@ pub(super) struct Program {
     pub(super) processes: Processes,
     /// The program that starts others with a fresh environment, if any.
     pub(super) fresh: Option<&'static str>,
+    bindings: Vec<Binding>,
 }
 
 /// All pods that a decision is about, in the order in which they are served.
@@ -75,6 +77,12 @@ impl RecognizedPod {
             .map_or(Software::Unknown, |program| program.software)
     }
 
+    /// The uses of the machine's CPU numbers by the container with this index.
+    pub fn bindings(&self, container: usize) -> &[Binding] {
+        self.program(container)
+            .map_or(&[], |program| program.bindings.as_slice())
+    }
+
     /// What the container with this index runs; `None` for one outside the pod's description.
     pub(super) fn program(&self, container: usize) -> Option<&Program> {
         self.programs.get(container)
@@ -98,6 +106,7 @@ impl From<Arc<Pod>> for RecognizedPod {
                 software: software(&pod, &recognition, container),
                 processes: by_launches(&pod, container, found.launches),
                 fresh: found.fresh,
+                bindings: found.bindings,
             }
         };
         Self {
