@@ -14,8 +14,8 @@ use std::fs;
 use std::path::PathBuf;
 
 use pinfold::pod::{
-    self, Container, Entitlement, EnvSource, Pod, PodRole, Policy, Qos, RecognizedPod, Resources,
-    ThreadBasis, ThreadPolicy,
+    self, Container, ContainerWish, Entitlement, EnvSource, Pod, PodRole, Policy, Qos,
+    RecognizedPod, Resources, ThreadBasis, ThreadPolicy,
 };
 use proptest::prelude::*;
 use serde_json::Value;
@@ -250,6 +250,33 @@ fn obstacles_are_what_a_pods_author_can_change() {
         ("entitlements.yaml", "finished", "c", None),
         ("entitlements.yaml", "ordinary", "c", None),
         ("entitlements.yaml", "shared-wins", "c", None),
+        ("entitlements.yaml", "named", "logger", None),
+        ("entitlements.yaml", "named", "mesh", None),
+        ("entitlements.yaml", "named-shared", "logger", None),
+        (
+            "entitlements.yaml",
+            "named-with-a-fraction",
+            "trainer",
+            Some("container_cpus"),
+        ),
+        (
+            "entitlements.yaml",
+            "named-with-a-smaller-request",
+            "trainer",
+            Some("container_cpus"),
+        ),
+        (
+            "entitlements.yaml",
+            "named-wrongly",
+            "trainer",
+            Some("container_cpus"),
+        ),
+        (
+            "entitlements.yaml",
+            "named-unreadably",
+            "trainer",
+            Some("unknown_annotation"),
+        ),
         (
             "qos.yaml",
             "init-without-resources",
@@ -263,6 +290,9 @@ fn obstacles_are_what_a_pods_author_can_change() {
         let container = pod.container(container).unwrap();
         let found = pod::entitlement(&pod, container, &Policy::default()).obstacle();
         assert_eq!(found.map(pod::Obstacle::name), obstacle, "{name}");
+        // Whoever can change something gets an Event.
+        let denied = pod::is_denied(&pod, container, &Policy::default());
+        assert_eq!(denied, obstacle.is_some(), "{name}");
     }
 }
 
@@ -505,6 +535,8 @@ fn any_pod() -> impl Strategy<Value = Pod> {
     let threads =
         proptest::sample::select(&["", "limit", "openmp", "embedding", "ps", "off", "x"][..]);
     let role = proptest::sample::select(&["", "ps", "worker", "scheduler"][..]);
+    let named =
+        proptest::sample::select(&["", "", "c=exclusive", "c=shared", "d=exclusive", "c"][..]);
     let containers = proptest::collection::vec(any_container(), 1..4);
     (
         containers,
@@ -513,10 +545,11 @@ fn any_pod() -> impl Strategy<Value = Pod> {
         cpus,
         threads,
         role,
+        named,
         any::<bool>(),
     )
         .prop_map(
-            |(containers, whole, pod_level, cpus, threads, role, finished)| {
+            |(containers, whole, pod_level, cpus, threads, role, named, finished)| {
                 let mut pod = Pod {
                     name: "p".to_owned(),
                     resources: if pod_level {
@@ -534,6 +567,7 @@ fn any_pod() -> impl Strategy<Value = Pod> {
                     }
                 };
                 annotate(pod::CPUS_ANNOTATION, cpus);
+                annotate(pod::CONTAINER_CPUS_ANNOTATION, named);
                 annotate(pod::THREADS_ANNOTATION, threads);
                 if !role.is_empty() {
                     pod.labels.insert(
@@ -548,12 +582,13 @@ fn any_pod() -> impl Strategy<Value = Pod> {
 
 proptest! {
     #[test]
-    fn exclusive_means_guaranteed_and_whole(pod in any_pod()) {
+    fn exclusive_means_whole_and_guaranteed_or_named(pod in any_pod()) {
         let pod = RecognizedPod::from(pod);
         for container in &pod.containers {
             if let Entitlement::Exclusive { cpus, .. } = pod::entitlement(&pod, container, &Policy::default()) {
                 prop_assert!(cpus >= 1);
-                prop_assert_eq!(pod::qos(&pod), Qos::Guaranteed);
+                let is_named = pod.container_cpus().wish(&container.name) == Some(ContainerWish::Exclusive);
+                prop_assert!(is_named || pod::qos(&pod) == Qos::Guaranteed);
                 prop_assert_eq!(container.resources.cpu_limit, Some(u64::from(cpus) * 1000));
                 prop_assert_eq!(container.resources.cpu_request.unwrap_or(u64::from(cpus) * 1000), u64::from(cpus) * 1000);
                 prop_assert!(!pod.finished);

@@ -7,7 +7,7 @@ use crate::cpu::CpuSet;
 use crate::pin::Enforcement;
 use crate::pin::decide::{Decision, IN_SHARED_POOL, RefusalSource};
 use crate::pin::snapshot::ContainerState;
-use crate::pod::{ContainerKind, Entitlement, Pod, Qos, is_required};
+use crate::pod::{ContainerKind, Entitlement, Obstacle, Pod, Qos, is_required};
 
 /// Why to refuse a CreateContainer request, if there is a reason. `owed` says whether a container
 /// of the pod is entitled to exclusive CPUs; it is `None` if not all containers of the pod are
@@ -106,8 +106,8 @@ fn is_in_force(assigned: &CpuSet, effective: &CpuSet) -> bool {
     !effective.is_empty() && effective.is_subset(assigned)
 }
 
-/// Why a container lacks exclusive CPUs. `None` for a shared container of a Guaranteed pod, which
-/// is meant to run in the shared pool.
+/// Why a container lacks exclusive CPUs. `None` for a container that is meant to share: the pod's author says so, or its limit
+/// in a Guaranteed pod is no whole number.
 fn why_none(entitlement: &Entitlement, qos: Qos, note: Option<&str>) -> Option<String> {
     match entitlement {
         Entitlement::Exclusive { cpus, .. } => {
@@ -116,7 +116,14 @@ fn why_none(entitlement: &Entitlement, qos: Qos, note: Option<&str>) -> Option<S
             Some(reason.map_or_else(|| none_free(*cpus), str::to_owned))
         }
         Entitlement::Inherit { .. } => Some("its pod's containers have none".to_owned()),
-        Entitlement::Shared { reason, .. } => (qos != Qos::Guaranteed).then(|| reason.clone()),
+        Entitlement::Shared { reason, obstacle } => {
+            let is_meant = match obstacle {
+                None => true,
+                Some(Obstacle::CpuLimit) => qos == Qos::Guaranteed,
+                Some(_) => false,
+            };
+            (!is_meant).then(|| reason.clone())
+        }
     }
 }
 
@@ -155,6 +162,16 @@ mod tests {
             why_none(&shared, Qos::Burstable, None).unwrap(),
             "CPU limit 0.5"
         );
+        // What a pod's author shares on purpose may start in any pod; any other obstacle is one in a Guaranteed pod, too.
+        let shared = |obstacle| Entitlement::Shared {
+            reason: "the reason".to_owned(),
+            obstacle,
+        };
+        assert_eq!(why_none(&shared(None), Qos::Burstable, None), None);
+        for obstacle in [Obstacle::SingleCores, Obstacle::ContainerCpus] {
+            let why = why_none(&shared(Some(obstacle)), Qos::Guaranteed, None);
+            assert_eq!(why.as_deref(), Some("the reason"), "{obstacle:?}");
+        }
         let owed = Entitlement::Exclusive {
             cpus: 2,
             reason: String::new(),
@@ -214,6 +231,7 @@ mod tests {
             injected: None,
             required: true,
             note: None,
+            bindings: Vec::new(),
             unpinned_seconds: None,
             refused: None,
             created: true,

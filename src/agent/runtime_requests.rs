@@ -147,7 +147,7 @@ impl Reconciler {
             cpuset: writable.and_then(|cpus| self.world.cpus_for_runtime(uid, container, cpus)),
             memory: decision.memory.clone(),
             refused: refused.filter(|_| node.enforcement != Enforcement::Observe),
-            training: pod::training(pod, &decision.recognition, policy).counts,
+            training: pod::training(pod, policy).counts,
             threads: threads(node, pod, decision.container, cpus, &shared),
         })
     }

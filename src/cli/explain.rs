@@ -264,6 +264,8 @@ pub(super) fn describe(planned: &Planned) -> Vec<String> {
             // The remarks name annotations that are ignored, for example.
             lines.push(format!("           {note}"));
         }
+        let bindings = container.bindings.iter();
+        lines.extend(bindings.map(|advice| format!("           {advice}")));
         lines.extend(container.mems.as_ref().map(container_report::memory));
         lines.push(format!("  threads  {}", container.threads.reason));
         for (name, value) in &container.env {

@@ -141,6 +141,8 @@ pub(super) struct PlannedContainer {
     pub(super) threads: ThreadEnvironment,
     /// Why the container got fewer CPUs than the entitlement.
     pub(super) note: Option<String>,
+    /// What the program should do differently on its exclusive CPUs: where it counts CPUs on the machine.
+    pub(super) bindings: Vec<String>,
 }
 
 /// The machine to plan for.
@@ -316,6 +318,10 @@ pub(super) fn planned(
             entitlement: decision.entitlement,
             numa: topology.numa_of(&cpus),
             mems: decision.memory,
+            bindings: own.map_or_else(Vec::new, |own| {
+                let bindings = pod.bindings(decision.container).iter();
+                bindings.map(|binding| binding.advice(own)).collect()
+            }),
             cpus,
             env: threads.variables.clone(),
             threads,

@@ -79,7 +79,8 @@ impl StatusContainer {
             ),
             format!("  CPUs     {}", self.cpus()),
         ];
-        lines.extend(self.note.iter().map(|note| format!("           {note}")));
+        let remarks = self.note.iter().chain(&self.bindings);
+        lines.extend(remarks.map(|remark| format!("           {remark}")));
         let bound = self.memory.as_ref().filter(|_| self.assigned.is_some());
         lines.extend(bound.map(memory));
         if let Some(seconds) = self.unpinned_seconds {

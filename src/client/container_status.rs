@@ -93,6 +93,9 @@ pub(crate) struct StatusContainer {
     /// Variables that the agent put into the environment; `None` without a runtime request.
     pub(crate) injected: Option<Vec<SafeText>>,
     pub(crate) note: Option<SafeText>,
+    /// What the program should do differently on its assigned CPUs.
+    #[serde(default)]
+    pub(crate) bindings: Vec<SafeText>,
     pub(crate) unpinned_seconds: Option<f64>,
     pub(crate) observed: Option<StatusThreads>,
 }

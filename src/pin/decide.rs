@@ -351,8 +351,7 @@ impl PodRequest<'_> {
                 let inherits = matches!(entitlement, Entitlement::Inherit { .. });
                 container.kind != ContainerKind::Init && !container.ended && !inherits
             })
-            .map(|(container, _)| container)
-            .peekable();
+            .map(|(container, _)| container);
         let plan = decisions.desired.pod_mut(&self.key);
         // Without a name, the plan leaves the pod's quota and the name in its record alone.
         let is_known = self.description != Description::Awaited || !self.is_recorded;
@@ -365,9 +364,16 @@ impl PodRequest<'_> {
         plan.confirmed |= self.pod.confirmed;
         // The quotas of pods with CPUs of the kubelet's choice are the kubelet's, too.
         let is_of_pinfold = mine.is_none_or(|mine| mine.by_kubelet.is_empty());
-        plan.all_own_cpus |= is_of_pinfold
-            && lasting.peek().is_some()
-            && lasting.all(|container| own(container).is_some());
+        // A limit of the pod as a whole must stay. The runtime alone doesn't tell whose limit it reports.
+        let knows_limits = self.description == Description::Complete
+            && self.pod.resources.cpu_limit.unwrap_or_default() == 0;
+        let limits_itself = |container: &&Container| {
+            knows_limits && container.resources.cpu_limit.unwrap_or_default() > 0
+        };
+        let is_owner = mine.is_some_and(|mine| !mine.containers.is_empty());
+        plan.lifts_pod_quota |= is_of_pinfold
+            && is_owner
+            && lasting.all(|container| own(container).is_some() || limits_itself(&container));
         if !init_containers.is_empty() {
             plan.init_containers = init_containers;
         }

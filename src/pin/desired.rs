@@ -158,9 +158,9 @@ pub struct PodPlan {
     /// Names of the init containers, which run on the CPUs of their pod. Without a description of
     /// the pod, these are the containers that do so, by their ids if nobody has told their names.
     pub init_containers: Vec<String>,
-    /// Whether all containers except init containers own CPUs. If so, the plan lifts the pod's own
-    /// quota, too.
-    pub all_own_cpus: bool,
+    /// Whether the plan lifts the pod's own quota, too: each container except init containers owns CPUs, or has a limit of its own
+    /// while none applies to the pod as a whole.
+    pub lifts_pod_quota: bool,
     /// The NUMA nodes of each container's memory. An owner without an entry keeps its NUMA nodes.
     pub memory: BTreeMap<String, CpuSet>,
     /// Whether the pod wants memory from anywhere. Owners that Pinfold has bound get their earlier NUMA nodes back.

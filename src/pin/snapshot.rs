@@ -108,6 +108,9 @@ pub struct ContainerState {
     pub required: bool,
     /// Why the container got fewer CPUs than its entitlement.
     pub note: Option<String>,
+    /// What the program should do differently on its assigned CPUs: where it counts CPUs on the machine.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub bindings: Vec<String>,
     /// Seconds from the first instruction to the assignment in force, if observed.
     pub unpinned_seconds: Option<f64>,
     /// The source of a refusal, if any. `note` or the entitlement's reason explains it.
@@ -238,6 +241,10 @@ pub fn containers(
             refused,
             ..
         } = decision.clone();
+        let bindings = assigned.as_ref().map_or_else(Vec::new, |own| {
+            let bindings = pod.bindings(decision.container).iter();
+            bindings.map(|binding| binding.advice(own)).collect()
+        });
         states.push(ContainerState {
             namespace: pod.namespace.clone(),
             pod: pod.name.clone(),
@@ -275,6 +282,7 @@ pub fn containers(
             injected: None,
             required: pod::is_required(pod),
             note,
+            bindings,
             unpinned_seconds: None,
             refused,
             at_start: None,

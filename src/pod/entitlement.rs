@@ -4,7 +4,10 @@ use serde::{Deserialize, Serialize};
 
 use super::cpu_preferences::{SINGLE_CORES, wants_single_cores};
 use super::quantity::format_cpu;
-use super::{CPUS_ANNOTATION, Container, ContainerKind, Pod, Recognition, RecognizedPod, Selector};
+use super::{
+    CONTAINER_CPUS_ANNOTATION, CPUS_ANNOTATION, Container, ContainerKind, ContainerWish, Pod,
+    RecognizedPod, Selector,
+};
 use crate::cpu::MAX_CPU;
 
 /// The CPUs that policy grants to a container, with the reason in a sentence.
@@ -37,12 +40,15 @@ named! {
     /// What keeps a container from exclusive CPUs, and its author could change.
     #[derive(Debug, Clone, Copy, PartialEq, Eq)]
     pub enum Obstacle {
-        /// The annotation [`CPUS_ANNOTATION`] has an unknown value.
+        /// The annotation [`CPUS_ANNOTATION`] or [`CONTAINER_CPUS_ANNOTATION`] has an unknown value.
         UnknownAnnotation => "unknown_annotation",
         /// The pod's QoS class is not Guaranteed.
         NotGuaranteed => "not_guaranteed",
         /// The container has no CPU limit, or one that is no whole number of CPUs.
         CpuLimit => "cpu_limit",
+        /// The annotation [`CONTAINER_CPUS_ANNOTATION`] gives the container exclusive CPUs, and its request and limit are no
+        /// equal whole numbers; or the annotation names containers that the pod lacks.
+        ContainerCpus => "container_cpus",
         /// The pod asks for idle siblings, which the policy does not allow.
         SingleCores => "single_cores",
     }
@@ -107,15 +113,21 @@ pub struct Training {
     pub evidence: String,
 }
 
-/// Whether the pod counts as a training pod: by annotation, by recognition, by the selector, or because every pod
+/// Whether the pod counts as a training pod: by an annotation, by recognition, by the selector, or because every pod
 /// counts.
-pub fn training(pod: &Pod, recognition: &Recognition, policy: &Policy) -> Training {
+pub fn training(pod: &RecognizedPod, policy: &Policy) -> Training {
+    let recognition = pod.recognition();
     let counts = |evidence: String| Training {
         counts: true,
         evidence,
     };
     if let Some(CpusAnnotation::Exclusive(value)) = cpus_annotation(pod) {
         return counts(format!("annotation {CPUS_ANNOTATION}={value}"));
+    }
+    if let Some(name) = pod.container_cpus().exclusive().next() {
+        return counts(format!(
+            "annotation {CONTAINER_CPUS_ANNOTATION} with {name}=exclusive"
+        ));
     }
     if recognition.training {
         return counts(recognition.evidence.clone());
@@ -133,9 +145,10 @@ pub fn training(pod: &Pod, recognition: &Recognition, policy: &Policy) -> Traini
 /// The entitlement of a container.
 ///
 /// Exclusive CPUs need a training pod of QoS class Guaranteed and a CPU limit that is a whole
-/// number, at least 1; and if the policy forbids idle siblings, a pod that does not ask for them. The annotation `shared` always wins. An unknown value of it counts as
-/// `shared`, since unwanted exclusive CPUs are the worse mistake. An init container inherits the
-/// CPUs of the pod's containers, and sidecars count like app containers.
+/// number, at least 1; and if the policy forbids idle siblings, a pod that does not ask for them. A container that
+/// [`CONTAINER_CPUS_ANNOTATION`] names needs no Guaranteed pod, only a request of its own that equals its limit. The annotation
+/// `shared` always wins. An unknown value counts as `shared`, since unwanted exclusive CPUs are the worse mistake. An init
+/// container inherits the CPUs of the pod's containers, and sidecars count like app containers.
 pub fn entitlement(pod: &RecognizedPod, container: &Container, policy: &Policy) -> Entitlement {
     match decide(pod, container, policy) {
         Ok((cpus, reason)) => Entitlement::Exclusive { cpus, reason },
@@ -158,12 +171,16 @@ pub fn is_denied(pod: &RecognizedPod, container: &Container, policy: &Policy) ->
         ..policy.clone()
     };
     let training = matches!(cpus_annotation(pod), Some(CpusAnnotation::Unknown(_)))
-        || training(pod, pod.recognition(), &policy).counts;
-    shared
-        && training
-        && !pod.finished
-        && !container.ended
-        && !matches!(cpus_annotation(pod), Some(CpusAnnotation::Shared))
+        || pod.container_cpus().error().is_some()
+        || training(pod, &policy).counts;
+    let is_on_purpose = match cpus_annotation(pod) {
+        Some(CpusAnnotation::Shared) => true,
+        Some(CpusAnnotation::Unknown(_)) => false,
+        Some(CpusAnnotation::Exclusive(_)) | None => {
+            matches!(meant_to_share(pod, container), Some(Ok(_)))
+        }
+    };
+    shared && training && !pod.finished && !container.ended && !is_on_purpose
 }
 
 enum NotExclusive {
@@ -197,26 +214,40 @@ fn decide(
         }
         Some(CpusAnnotation::Exclusive(_)) | None => {}
     }
+    if let Some(error) = pod.container_cpus().error() {
+        return obstructed(Obstacle::UnknownAnnotation, error.to_owned());
+    }
+    match meant_to_share(pod, container) {
+        Some(Ok(reason)) => return shared(reason),
+        Some(Err(reason)) => return obstructed(Obstacle::ContainerCpus, reason),
+        None => {}
+    }
     if container.kind == ContainerKind::Init {
         let reason = "an init container runs on the CPUs of the pod's other containers";
         return Err(NotExclusive::Inherit(reason.to_owned()));
     }
-    let training = training(pod, pod.recognition(), policy);
+    let training = training(pod, policy);
     if !training.counts {
         return shared(format!(
             "not a training pod: {}; if the pod trains a model, annotate it with {CPUS_ANNOTATION}=exclusive",
             training.evidence
         ));
     }
-    if let Some(obstacle) = pod.guaranteed_obstacle() {
+    let is_named = pod.container_cpus().wish(&container.name).is_some();
+    if let Some(obstacle) = pod.guaranteed_obstacle().filter(|_| !is_named) {
         let reason = format!(
             "QoS class {}, not Guaranteed: {obstacle}; set equal CPU and memory requests and limits everywhere",
             pod.qos()
         );
         return obstructed(Obstacle::NotGuaranteed, reason);
     }
+    let obstacle = if is_named {
+        Obstacle::ContainerCpus
+    } else {
+        Obstacle::CpuLimit
+    };
     let cpus = whole_cpus(pod, container)
-        .map_err(|reason| NotExclusive::Shared(Some(Obstacle::CpuLimit), reason))?;
+        .map_err(|reason| NotExclusive::Shared(Some(obstacle), reason))?;
     if !policy.single_cores && wants_single_cores(pod) {
         let (annotation, value) = SINGLE_CORES;
         let reason = format!(
@@ -225,13 +256,42 @@ fn decide(
         );
         return obstructed(Obstacle::SingleCores, reason);
     }
-    Ok((
-        cpus,
+    let reason = if is_named {
+        format!("CPU request and limit {cpus}, and {}", training.evidence)
+    } else {
         format!(
             "Guaranteed, CPU limit {cpus}, and a training pod ({})",
             training.evidence
-        ),
-    ))
+        )
+    };
+    Ok((cpus, reason))
+}
+
+/// Why [`CONTAINER_CPUS_ANNOTATION`] leaves the container on the shared CPUs: on purpose, or by mistake (`Err`) if it gives
+/// CPUs only to containers that the pod lacks. `None` if the other rules decide.
+fn meant_to_share(pod: &RecognizedPod, container: &Container) -> Option<Result<String, String>> {
+    let wishes = pod.container_cpus();
+    match wishes.wish(&container.name) {
+        Some(ContainerWish::Exclusive) => return None,
+        Some(ContainerWish::Shared) => {
+            return Some(Ok(format!(
+                "annotation {CONTAINER_CPUS_ANNOTATION} with {}=shared",
+                container.name
+            )));
+        }
+        None => {}
+    }
+    // Init containers run on the CPUs of those that the annotation names.
+    let first = wishes.exclusive().next()?;
+    if wishes.exclusive().any(|name| pod.container(name).is_some()) {
+        let others = "gives exclusive CPUs to other containers of the pod";
+        return (container.kind != ContainerKind::Init)
+            .then(|| Ok(format!("annotation {CONTAINER_CPUS_ANNOTATION} {others}")));
+    }
+    Some(Err(format!(
+        "annotation {CONTAINER_CPUS_ANNOTATION} names container {first}, which the pod lacks; write the name of one of its \
+         containers"
+    )))
 }
 
 /// The most CPUs that Linux can have.
@@ -269,7 +329,7 @@ fn whole_cpus(pod: &Pod, container: &Container) -> Result<u32, String> {
             format_cpu(limit)
         ));
     }
-    // A container's request can differ from the limit only if the pod's own resources decide the QoS class.
+    // In a Guaranteed pod, a container's request can differ from the limit only if the pod's own resources decide the class.
     let request = container.resources.cpu_request.unwrap_or(limit);
     if request != limit {
         return Err(format!(
@@ -295,14 +355,15 @@ pub fn is_required(pod: &Pod) -> bool {
     )
 }
 
-/// Whether the pod's author wants no exclusive CPUs. An unknown value of the annotation counts as
+/// Whether the pod's author wants no exclusive CPUs for the container. An unknown value of an annotation counts as
 /// `shared`.
-pub fn wants_shared(pod: &Pod) -> bool {
+pub fn wants_shared(pod: &RecognizedPod, container: &Container) -> bool {
     let annotation = cpus_annotation(pod);
-    matches!(
+    let is_of_pod = matches!(
         annotation,
         Some(CpusAnnotation::Shared | CpusAnnotation::Unknown(_))
-    )
+    );
+    is_of_pod || pod.container_cpus().error().is_some() || meant_to_share(pod, container).is_some()
 }
 
 /// The annotation, if set. `exclusive` and `required` both mean exclusive CPUs; [`is_required`]

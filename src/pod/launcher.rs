@@ -8,6 +8,7 @@
 pub(super) use self::numbers::{Launch, by_variable};
 use self::numbers::{Options, accelerate, deepspeed, option_name, ranks, short, torchrun};
 use self::table::{Kind, LAUNCHERS, Launcher, OPAQUE, TORCHRUN, WRAPPERS};
+use super::binding::{self, Binding};
 use super::command::{SimpleCommand, base_name, commands, is_shell, script_of, split};
 use super::variables::NPROC;
 use super::{Container, Pod};
@@ -30,6 +31,8 @@ pub(super) struct Found {
     /// The first program that starts other programs with a fresh environment, so that they do not
     /// get the container's variables.
     pub(super) fresh: Option<&'static str>,
+    /// The programs that count CPUs on the machine.
+    pub(super) bindings: Vec<Binding>,
 }
 
 pub(super) struct Search<'a> {
@@ -40,6 +43,7 @@ pub(super) struct Search<'a> {
     /// The first program that starts others with a fresh environment.
     fresh: Option<&'static str>,
     found: Vec<Launch>,
+    bindings: Vec<Binding>,
 }
 
 // === impl Search ===
@@ -53,11 +57,13 @@ impl<'a> Search<'a> {
             assigned: None,
             fresh: None,
             found: Vec::new(),
+            bindings: binding::of_environment(container),
         };
         search.script(commands(&container.args), 0);
         Found {
             launches: search.found,
             fresh: search.fresh,
+            bindings: binding::limited(search.bindings),
         }
     }
 
@@ -104,6 +110,7 @@ impl<'a> Search<'a> {
         }
         let name = base_name(program);
         self.fresh = self.fresh.or_else(|| fresh(name, rest));
+        self.bindings.extend(binding::of_command(name, rest));
         if let Some(script) = script_of(words) {
             self.script(split(script), depth + 1);
         } else if matches!(
@@ -187,7 +194,9 @@ impl<'a> Search<'a> {
         ];
         let known = path.iter().find(|(path, _)| program.ends_with(path));
         let name = known.map_or(base_name(program), |(_, name)| *name);
-        let named = [&[name.to_owned()][..], words.get(1..).unwrap_or_default()].concat();
+        let args = words.get(1..).unwrap_or_default();
+        self.bindings.extend(binding::of_command(name, args));
+        let named = [&[name.to_owned()][..], args].concat();
         if let Some((launcher, options)) = launcher(&named) {
             self.launch(launcher, name, options, depth);
         } else {

@@ -20,17 +20,19 @@
 //! 7. [`verdict`] compares a running container's threads with those that the environment explains.
 //! 8. [`Capacity`] tells how many CPUs a node can give, and what the kubelet must reserve so that the scheduler counts as many.
 //!
-//! Two annotations let a pod's owner decide: [`CPUS_ANNOTATION`] and [`THREADS_ANNOTATION`].
-//! [`PROCESSES_ANNOTATION`] gives a number that Pinfold can't read elsewhere. [`CpuPreferences`]
-//! has more annotations. All of them belong to the pod and hold for all its containers.
+//! Three annotations let a pod's owner decide: [`CPUS_ANNOTATION`] and [`THREADS_ANNOTATION`] hold for all containers of the
+//! pod, and [`CONTAINER_CPUS_ANNOTATION`] names single ones. [`PROCESSES_ANNOTATION`] gives a number that Pinfold can't read
+//! elsewhere, and [`CpuPreferences`] has more annotations; they hold for all containers, too.
 //!
 //! Invariant: a value that the pod's owner has set wins, from any source. If the owner may have set
 //! one where Pinfold can't see it, Pinfold sets none.
 
 #![warn(clippy::too_many_lines, clippy::excessive_nesting)]
 
+mod binding;
 mod capacity;
 mod command;
+mod container_cpus;
 mod cpu_preferences;
 mod description;
 mod entitlement;
@@ -53,7 +55,9 @@ mod uid;
 mod variables;
 mod verdict;
 
+pub use binding::Binding;
 pub use capacity::{Allocatable, AllocatableSource, Capacity, CapacityFinding, CapacityInput};
+pub use container_cpus::{ContainerCpus, ContainerWish};
 pub use cpu_preferences::{Balancing, CpuPreferences, MemoryPolicy, cpu_preferences};
 pub use description::{Container, ContainerIds, ContainerKind, EnvSource, Pod, Qos, Resources};
 pub use entitlement::{
@@ -81,6 +85,9 @@ pub use verdict::{CAUSES, ThreadFacts, ThreadFinding, ThreadStatus, ThreadVerdic
 
 /// Whether the pod's containers get exclusive CPUs: `exclusive`, `required` or `shared`.
 pub const CPUS_ANNOTATION: &str = "pinfold.io/cpus";
+
+/// Which of the pod's containers get exclusive CPUs: `trainer=exclusive,logger=shared`.
+pub const CONTAINER_CPUS_ANNOTATION: &str = "pinfold.io/container-cpus";
 
 /// The thread profile: `limit`, `openmp`, `embedding`, `ps` or `off`.
 pub const THREADS_ANNOTATION: &str = "pinfold.io/threads";

@@ -7,11 +7,12 @@
 use std::ops::Deref;
 use std::sync::Arc;
 
+use super::binding::Binding;
 use super::launcher::Search;
 use super::processes::by_launches;
 use super::role::recognise;
 use super::software::software;
-use super::{Pod, Processes, Qos, Recognition, Software, guaranteed_obstacle, qos};
+use super::{ContainerCpus, Pod, Processes, Qos, Recognition, Software, guaranteed_obstacle, qos};
 
 /// A pod with its role, its QoS class, and the software of each container. It can't be changed: a
 /// changed pod is recognized anew, by [`RecognizedPod::from`].
@@ -21,6 +22,7 @@ pub struct RecognizedPod {
     recognition: Recognition,
     qos: Qos,
     obstacle: Option<String>,
+    container_cpus: ContainerCpus,
     programs: Vec<Program>,
 }
 
@@ -31,6 +33,7 @@ pub(super) struct Program {
     pub(super) processes: Processes,
     /// The program that starts others with a fresh environment, if any.
     pub(super) fresh: Option<&'static str>,
+    bindings: Vec<Binding>,
 }
 
 /// All pods that a decision is about, in the order in which they are served.
@@ -59,6 +62,11 @@ impl RecognizedPod {
         self.obstacle.as_deref()
     }
 
+    /// What the pod's owner wants for single containers.
+    pub fn container_cpus(&self) -> &ContainerCpus {
+        &self.container_cpus
+    }
+
     /// The pod, without what follows from its texts.
     pub fn pod(&self) -> &Arc<Pod> {
         &self.pod
@@ -67,6 +75,12 @@ impl RecognizedPod {
     pub fn software(&self, container: usize) -> Software {
         self.program(container)
             .map_or(Software::Unknown, |program| program.software)
+    }
+
+    /// The uses of the machine's CPU numbers by the container with this index.
+    pub fn bindings(&self, container: usize) -> &[Binding] {
+        self.program(container)
+            .map_or(&[], |program| program.bindings.as_slice())
     }
 
     /// What the container with this index runs; `None` for one outside the pod's description.
@@ -92,11 +106,13 @@ impl From<Arc<Pod>> for RecognizedPod {
                 software: software(&pod, &recognition, container),
                 processes: by_launches(&pod, container, found.launches),
                 fresh: found.fresh,
+                bindings: found.bindings,
             }
         };
         Self {
             qos: qos(&pod),
             obstacle: guaranteed_obstacle(&pod),
+            container_cpus: ContainerCpus::of(&pod),
             programs: pod.containers.iter().map(program).collect(),
             recognition,
             pod,

@@ -12,7 +12,8 @@ use super::cpu_preferences::is_preference;
 use super::role::ROLE_KEYS;
 use super::variables::THREAD_VARIABLES;
 use super::{
-    CPUS_ANNOTATION, EnvSource, PROCESSES_ANNOTATION, Pod, THREADS_ANNOTATION, variable_counts,
+    CONTAINER_CPUS_ANNOTATION, CPUS_ANNOTATION, EnvSource, PROCESSES_ANNOTATION, Pod,
+    THREADS_ANNOTATION, variable_counts,
 };
 
 /// How many bytes are kept of the beginning and of the end of a container's arguments. Launchers
@@ -194,7 +195,13 @@ pub(crate) fn reduced_labels(labels: &BTreeMap<String, String>) -> BTreeMap<Stri
 
 /// Whether a key is one of Pinfold's own annotations.
 fn is_own(key: &str) -> bool {
-    [CPUS_ANNOTATION, THREADS_ANNOTATION, PROCESSES_ANNOTATION].contains(&key) || is_preference(key)
+    let own = [
+        CPUS_ANNOTATION,
+        CONTAINER_CPUS_ANNOTATION,
+        THREADS_ANNOTATION,
+        PROCESSES_ANNOTATION,
+    ];
+    own.contains(&key) || is_preference(key)
 }
 
 /// The entries that fit. A value is cut at the limit rather than left out, because an unknown value

@@ -404,7 +404,7 @@ fn profile(
         return Ok((profile, format!("annotation {THREADS_ANNOTATION}")));
     }
     let recognition = pod.recognition();
-    let training = training(pod, recognition, policy);
+    let training = training(pod, policy);
     if !training.counts {
         return Err(format!("not a training pod: {}", training.evidence));
     }

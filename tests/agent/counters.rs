@@ -135,6 +135,7 @@ pub(crate) fn state(pod: &str, cgroup: &str, cpus: &CpuSet) -> ContainerState {
         injected: None,
         required: false,
         note: None,
+        bindings: Vec::new(),
         unpinned_seconds: None,
         refused: None,
         created: true,

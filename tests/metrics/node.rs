@@ -144,6 +144,7 @@ fn container(root: &Path, name: &str, role: PodRole, own: Option<&str>) -> Conta
         injected: None,
         required: false,
         note: None,
+        bindings: Vec::new(),
         unpinned_seconds: None,
         refused: None,
         created: true,

@@ -73,6 +73,7 @@ struct ReportedContainer {
     was_pinned: bool,
     refused: Option<RefusalSource>,
     kept: Vec<String>,
+    bindings: Vec<String>,
     repaired: u64,
 }
 
@@ -198,6 +199,18 @@ impl ReportedContainer {
             news.extend(refused.map(|refused| refusal(container, refused)));
         }
         self.refused = refused;
+        // Without exclusive CPUs, the numbers of the machine mostly work.
+        if container.bindings != self.bindings && self.was_pinned {
+            self.bindings.clone_from(&container.bindings);
+            if !old {
+                news.extend(container.bindings.iter().map(|advice| EventContent {
+                    warning: true,
+                    action: "Pin",
+                    reason: "MachineCpuNumbers",
+                    note: format!("may not start or run as intended: {advice}"),
+                }));
+            }
+        }
         if container.threads.kept != self.kept {
             self.kept.clone_from(&container.threads.kept);
             if !old && !self.kept.is_empty() {

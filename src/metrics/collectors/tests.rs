@@ -112,6 +112,7 @@ fn state(cgroup: String, number: u32) -> ContainerState {
         injected: None,
         required: false,
         note: None,
+        bindings: Vec::new(),
         unpinned_seconds: None,
         refused: None,
         created: true,

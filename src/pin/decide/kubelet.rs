@@ -102,7 +102,9 @@ impl<'a> KubeletPass<'a> {
         };
         let is_wanted = match request.pod.container(name) {
             Some(container) => {
-                !request.pod.finished && !container.ended && !pod::wants_shared(request.pod)
+                !request.pod.finished
+                    && !container.ended
+                    && !pod::wants_shared(request.pod, container)
             }
             None => request.description != Description::Complete,
         };

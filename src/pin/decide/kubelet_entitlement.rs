@@ -31,7 +31,7 @@ pub(super) fn entitlement(
     (kubelet, known, recorded): (&KubeletCpus, Option<&KnownPod<'_>>, Option<&PodAssignment>),
 ) -> Entitlement {
     let granted = pod::entitlement(pod, container, policy);
-    if pod.finished || container.ended || pod::wants_shared(pod) {
+    if pod.finished || container.ended || pod::wants_shared(pod, container) {
         return granted;
     }
     let exclusive = |cpus: &CpuSet, reason: &str| Entitlement::Exclusive {
@@ -88,7 +88,7 @@ pub(super) fn kept(
 ) -> Option<Entitlement> {
     let recorded = recorded.filter(|recorded| recorded.by_kubelet.contains(&container.name))?;
     let own = recorded.containers.get(&container.name)?;
-    let has_ended = pod.finished || container.ended || pod::wants_shared(pod);
+    let has_ended = pod.finished || container.ended || pod::wants_shared(pod, container);
     (!has_ended).then(|| Entitlement::Exclusive {
         cpus: u32::try_from(own.len()).unwrap_or(u32::MAX),
         reason: "keeps the CPUs that the kubelet's CPU Manager assigned to it while it assigned CPUs, until the pod ends"

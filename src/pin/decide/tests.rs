@@ -143,10 +143,10 @@ fn decided_about(topology: &Topology, pods: &[Arc<RecognizedPod>], ledger: &Ledg
     decide(&inputs, ledger)
 }
 
-/// The pods in which every container owns CPUs.
-fn whole(decisions: &Decisions) -> Vec<&str> {
+/// The pods whose quotas are lifted.
+fn lifted(decisions: &Decisions) -> Vec<&str> {
     let pods = decisions.desired.pods.iter();
-    pods.filter(|(_, plan)| plan.all_own_cpus)
+    pods.filter(|(_, plan)| plan.lifts_pod_quota)
         .map(|(uid, _)| uid.as_str())
         .collect()
 }
@@ -181,7 +181,7 @@ fn the_reserved_core_is_kept_and_the_rest_is_dealt() {
             .unwrap()
             .contains("1 wanted, 0 free")
     );
-    assert_eq!(whole(&decisions), ["a", "b"]);
+    assert_eq!(lifted(&decisions), ["a", "b"]);
 }
 
 #[test]
@@ -272,8 +272,32 @@ fn init_containers_run_inside_and_sidecars_count() {
     let decisions = decided(&[mixed], &Ledger::default());
     assert_eq!(cpus(&decisions), ["2-5", "2", "3-5", "shared"]);
     assert_eq!(decisions.desired.pods["a"].init_containers, ["fetch"]);
-    // The pod's quota must still limit the shared container.
-    assert!(whole(&decisions).is_empty());
+    // The shared container has a limit of its own.
+    assert_eq!(lifted(&decisions), ["a"]);
+}
+
+/// The quota of a pod stays if nothing else limits a container without CPUs of its own.
+#[test]
+fn the_pods_quota_is_lifted_only_if_nobody_needs_it() {
+    let containers = [
+        ("main", ContainerKind::App, 2000),
+        ("log", ContainerKind::App, 500),
+    ];
+    let named = |change: &dyn Fn(&mut Pod)| {
+        let mut pod = pod("a", &containers);
+        let annotation = "main=exclusive,log=shared".to_owned();
+        pod.annotations
+            .insert(pod::CONTAINER_CPUS_ANNOTATION.to_owned(), annotation);
+        change(&mut pod);
+        let decisions = decided(&[pod], &Ledger::default());
+        assert_eq!(cpus(&decisions), ["2-3", "shared"]);
+        lifted(&decisions).len()
+    };
+    let unlimited = |pod: &mut Pod| pod.containers[1].resources.cpu_limit = None;
+    let of_pod = |pod: &mut Pod| pod.resources.cpu_limit = Some(3000);
+    assert_eq!(named(&|_| {}), 1);
+    assert_eq!(named(&unlimited), 0);
+    assert_eq!(named(&of_pod), 0);
 }
 
 #[test]

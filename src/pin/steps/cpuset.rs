@@ -269,14 +269,13 @@ impl<'a> CpusetPlanner<'a> {
         }
     }
 
-    /// Lifts a pod's quota if all its containers own CPUs, and restores the earlier one otherwise.
+    /// Lifts a pod's quota if the plan says so, and restores the earlier one otherwise.
     fn limit_pod(&mut self, pod: &ObservedPod, plan: &PodPlan) {
         let (path, quota) = (&pod.cgroup.path, pod.cgroup.quota);
-        if plan.all_own_cpus {
+        if plan.lifts_pod_quota {
             self.add(CpusetPhase::LiftLimits, lift_quota(path, quota));
         } else if plan.name.is_some() {
-            // The node agent cannot tell whether all containers of an unknown pod own CPUs, so the
-            // quota stays.
+            // Nobody can tell what limits the other containers of an unknown pod, so the quota stays.
             let back = give_back_quota(path, quota, pod.record.as_ref());
             self.add(CpusetPhase::RestorePodQuotas, back);
         }

@@ -280,9 +280,8 @@ impl<'a> PartitionState<'a> {
         for pod_target in self.pods.iter().filter(|pod| !pod.left_alone) {
             let cgroup = &pod_target.pod.cgroup;
             let (plan, record) = (pod_target.plan, pod_target.pod.record.as_ref());
-            // The node agent cannot tell whether all containers of an unknown pod own CPUs, so the
-            // quota stays.
-            if plan.assignment.is_empty() || (!plan.all_own_cpus && plan.name.is_some()) {
+            // Nobody can tell what limits the other containers of an unknown pod, so the quota stays.
+            if plan.assignment.is_empty() || (!plan.lifts_pod_quota && plan.name.is_some()) {
                 steps.extend(give_back_quota(&cgroup.path, cgroup.quota, record));
             }
             // The last phase removes the records of pods without an assignment.
@@ -485,7 +484,7 @@ impl<'a> PartitionState<'a> {
     fn settle_pod(&self, pod_target: &PodTarget<'_>, last: &mut LastPhase) {
         let cgroup = &pod_target.pod.cgroup;
         let plan = pod_target.plan;
-        if plan.all_own_cpus && !plan.assignment.is_empty() {
+        if plan.lifts_pod_quota && !plan.assignment.is_empty() {
             last.writes.extend(lift_quota(&cgroup.path, cgroup.quota));
         }
         if !plan.assignment.is_empty() {

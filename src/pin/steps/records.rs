@@ -11,7 +11,7 @@ use crate::pod::ObjectName;
 pub(super) fn pod_record(pod: &ObservedPod, plan: &PodPlan) -> AssignmentRecord {
     let (record, cgroup) = (pod.record.as_ref(), &pod.cgroup);
     let (assignment, own) = (plan.assignment.clone(), cgroup.cpuset.earlier());
-    let limited = cgroup.quota.filter(|_| plan.all_own_cpus);
+    let limited = cgroup.quota.filter(|_| plan.lifts_pod_quota);
     let mut next = next_record(record, assignment, plan.name.as_ref(), own, limited);
     next.confirmed = plan.is_confirmed(record);
     next

@@ -67,6 +67,7 @@ fn waiting() -> ContainerState {
             software: crate::pod::Software::Unknown,
         },
         note: None,
+        bindings: Vec::new(),
         unpinned_seconds: None,
         injected: None,
         required: false,
@@ -389,6 +390,18 @@ fn a_kept_thread_variable_is_reported_once() {
     let mut state = owns("2-3");
     state.threads.kept = vec!["MKL_NUM_THREADS".to_owned(), "OMP_NUM_THREADS".to_owned()];
     let expected = "ValueKept: Container main sets MKL_NUM_THREADS, OMP_NUM_THREADS itself, and Pinfold keeps the container's value";
+    assert_eq!(
+        notes_of(&[state.clone(), state]),
+        [vec![PINNED, expected], vec![]]
+    );
+}
+
+#[test]
+fn a_program_that_counts_on_the_machine_is_reported_once_it_is_pinned() {
+    let advice = "taskset -c 0 counts on the machine".to_owned();
+    let mut state = owns("2-3");
+    state.bindings = vec![advice];
+    let expected = "MachineCpuNumbers: Container main may not start or run as intended: taskset -c 0 counts on the machine";
     assert_eq!(
         notes_of(&[state.clone(), state]),
         [vec![PINNED, expected], vec![]]

@@ -52,6 +52,7 @@ fn owner(pod: &str, role: PodRole, cpus: &str) -> ContainerState {
         injected: None,
         required: false,
         note: None,
+        bindings: Vec::new(),
         unpinned_seconds: None,
         refused: None,
         created: true,

@@ -104,7 +104,7 @@ fn a_container_gets_exactly_what_the_kubelet_reports() {
     );
     assert_eq!(owners(&decisions), ["a/main 2,5*", "b/main 8-10*"]);
     let plan = decisions.desired.pod("a").unwrap();
-    assert!(!plan.all_own_cpus, "quotas are the kubelet's");
+    assert!(!plan.lifts_pod_quota, "quotas are the kubelet's");
     assert!(plan.memory.is_empty(), "memory is the kubelet's");
     assert_eq!(decisions.desired.shared(), set("0-1,3-4,6-7,11-15"));
 }

@@ -299,7 +299,7 @@ fn everything_goes_back() {
     for version in [CgroupVersion::V1, CgroupVersion::V2] {
         let mut kernel = kernel(version, &["a", "a/sandbox", "a/x", "b", "b/y"]);
         let mut wish = desired(&[("a", "x", "2-3")]);
-        wish.pod_mut("a").all_own_cpus = true;
+        wish.pod_mut("a").lifts_pod_quota = true;
         kernel.settle(&wish);
         assert_eq!(kernel.nodes["a"].quota.unwrap().quota, None);
         let (observed, _) = kernel.observe();
@@ -361,7 +361,7 @@ fn a_pod_nobody_tells_of_keeps_its_lifted_quota() {
     for version in [CgroupVersion::V1, CgroupVersion::V2] {
         let mut kernel = kernel(version, &["a", "a/x"]);
         let mut wish = desired(&[("a", "x", "2-3")]);
-        wish.pod_mut("a").all_own_cpus = true;
+        wish.pod_mut("a").lifts_pod_quota = true;
         kernel.settle(&wish);
         // After a restart without its manifest, only the claim in the kernel is known.
         let mut silent = desired(&[("a", "x", "2-3")]);
