@@ -58,6 +58,8 @@ struct Shared {
     is_silent: AtomicBool,
     /// The socket on which a kubelet has answered last.
     answered: Mutex<Option<SocketId>>,
+    /// Notified when another kubelet answers than before.
+    restarted: Arc<Notify>,
 }
 
 /// Asks the kubelet for a runtime request.
@@ -91,6 +93,8 @@ struct Known {
     devices: BTreeMap<ObjectName, CpuSet>,
     has_cpus: bool,
     last_error: String,
+    /// The socket of the last list, after the first one.
+    socket: Option<SocketId>,
 }
 
 /// Limits how fast questions follow each other.
@@ -109,6 +113,7 @@ impl Shared {
             chooses: AtomicBool::new(false),
             is_silent: AtomicBool::new(false),
             answered: Mutex::new(None),
+            restarted: Arc::default(),
         }
     }
 
@@ -144,6 +149,11 @@ impl KubeletLink {
     /// Whether the kubelet chooses the CPUs, as far as is known.
     pub(super) fn chooses(&self) -> bool {
         self.shared.chooses.load(Ordering::Relaxed)
+    }
+
+    /// Notified when the kubelet has restarted. A kubelet that finds no Node of its name makes a new one.
+    pub(super) fn restarted(&self) -> Arc<Notify> {
+        Arc::clone(&self.shared.restarted)
     }
 
     /// Waits for an answer of the kubelet that is newer than the call, if the kubelet chooses the
@@ -326,7 +336,13 @@ impl AskKubelet {
             }
         }
         let containers = match listed {
-            Ok(containers) => containers,
+            Ok(containers) => {
+                let before = std::mem::replace(&mut self.known.socket, socket);
+                if before.is_some() && before != socket {
+                    self.shared.restarted.notify_one();
+                }
+                containers
+            }
             // A machine outside a cluster has no kubelet.
             Err(DevicesError::Call {
                 source: CallError::NoSocket { .. },

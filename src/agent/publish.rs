@@ -83,6 +83,7 @@ impl Reconciler {
             drift: self.world.drift.clone(),
             unexplained: self.world.ledger().unexplained.clone(),
             errors,
+            pods_listed: self.world.pods().lists().have_come(),
         })));
         Ok(())
     }

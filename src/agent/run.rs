@@ -25,6 +25,7 @@ use super::exporter::Exporter;
 use super::folder::ManifestFolder;
 use super::heartbeat::Heartbeat;
 use super::http::HttpState;
+use super::in_step::{self, StepSources};
 use super::kubelet::AskKubelet;
 use super::node_capacity::NodeCapacity;
 use super::reconciler::Reconciler;
@@ -102,6 +103,7 @@ impl Agent {
                 &mut tasks,
                 events.clone(),
                 snapshot.clone(),
+                kubelet.restarted(),
                 &stop,
             )
         });
@@ -119,6 +121,14 @@ impl Agent {
             },
         );
         let heartbeat = Heartbeat::new(node.config.reconcile_interval);
+        if let Some(cluster) = &cluster {
+            let sources = StepSources {
+                snapshot: snapshot.clone(),
+                heartbeat: heartbeat.clone(),
+                runtime: runtime.clone(),
+            };
+            tasks.spawn(in_step::tell(sources, cluster.in_step.clone()));
+        }
         let cluster_tasks = cluster.as_ref();
         let capacity = NodeCapacity::new(&node, cluster_tasks);
         let state = Arc::new(HttpState {

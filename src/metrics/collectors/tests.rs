@@ -141,6 +141,7 @@ fn snapshot(containers: Vec<ContainerState>) -> Snapshot {
         drift: Vec::new(),
         unexplained: Vec::new(),
         errors: Vec::new(),
+        pods_listed: true,
     }
 }
 
