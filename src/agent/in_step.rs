@@ -4,8 +4,10 @@ use std::sync::Arc;
 
 use tokio::sync::watch;
 
+use super::api::ApiTasks;
 use super::heartbeat::Heartbeat;
 use super::runtime::RuntimeLink;
+use super::tasks::Tasks;
 use crate::cluster::node_reader::InStep;
 use crate::nri::ConnectionState;
 use crate::pin::Snapshot;
@@ -40,11 +42,15 @@ impl StepSources {
     }
 }
 
+/// Starts the task that tells the cluster's tasks, if there are any.
+pub(super) fn start(sources: StepSources, cluster: Option<&ApiTasks>, tasks: &mut Tasks) {
+    if let Some(cluster) = cluster {
+        tasks.spawn(tell(sources, cluster.in_step.clone()));
+    }
+}
+
 /// Keeps `in_step` up to date until the agent stops.
-pub(super) async fn tell(
-    mut sources: StepSources,
-    in_step: watch::Sender<InStep>,
-) -> anyhow::Result<()> {
+async fn tell(mut sources: StepSources, in_step: watch::Sender<InStep>) -> anyhow::Result<()> {
     let mut connection = sources.runtime.as_ref().and_then(RuntimeLink::used);
     loop {
         let new = sources.in_step();

@@ -121,15 +121,13 @@ impl Agent {
             },
         );
         let heartbeat = Heartbeat::new(node.config.reconcile_interval);
-        if let Some(cluster) = &cluster {
-            let sources = StepSources {
-                snapshot: snapshot.clone(),
-                heartbeat: heartbeat.clone(),
-                runtime: runtime.clone(),
-            };
-            tasks.spawn(in_step::tell(sources, cluster.in_step.clone()));
-        }
         let cluster_tasks = cluster.as_ref();
+        let step_sources = StepSources {
+            snapshot: snapshot.clone(),
+            heartbeat: heartbeat.clone(),
+            runtime: runtime.clone(),
+        };
+        in_step::start(step_sources, cluster_tasks, &mut tasks);
         let capacity = NodeCapacity::new(&node, cluster_tasks);
         let state = Arc::new(HttpState {
             snapshot: snapshot.clone(),

@@ -411,11 +411,11 @@ fn agents_tolerate_the_startup_taint_whatever_the_values_say() {
         (json!([every]), json!([every])),
     ] {
         let mut render = command(&helm);
-        render.args(["template", "ours", "--set-json"]);
+        render.args(["template", "pinfold", "--set-json"]);
         render.arg(format!("tolerations={tolerations}"));
         let text = succeed(render.arg(here("deploy/helm/pinfold")));
         let objects = parse(&text, "helm template");
-        let spec = &find(&objects, "DaemonSet", "ours-pinfold")["spec"];
+        let spec = &find(&objects, "DaemonSet", "pinfold")["spec"];
         let found = &spec["template"]["spec"]["tolerations"];
         assert_eq!(*found, rendered, "{tolerations}");
     }
