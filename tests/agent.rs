@@ -23,6 +23,7 @@
 //! | `pinfold release` hands everything back. | `release` |
 //! | Beside a kubelet that assigns CPUs itself, the agent keeps these CPUs, or only observes without partitions. | `beside_kubelet`, `partition::kubelet` |
 //! | Pods, labels and peers come from the API server, also through its failures. | `api`, `scenes`, `peers` |
+//! | A new node takes pods when its agent is in step. | `startup_taint` |
 //! | `/status`, `/metrics` and the probes serve whom they should, and end as they should. | `access`, `serving` |
 //! | Metrics of CPUs, threads and switches agree with other measurements. | `counters`, `switches`, `tasks` |
 //! | Real frameworks start with the thread counts that Pinfold gives. | `frameworks` |
@@ -113,6 +114,8 @@ mod runtime_requests;
 mod scenes;
 #[path = "agent/serving.rs"]
 mod serving;
+#[path = "agent/startup_taint.rs"]
+mod startup_taint;
 #[path = "agent/switches.rs"]
 mod switches;
 #[path = "agent/tasks.rs"]

@@ -6,6 +6,7 @@
 //! | The follower of a node's pods survives every fault of the server and the connection. | `pods`, `connect` |
 //! | A slot has one holder, whatever happens to agents and server. | `claims`, `simulation`, `scenes` |
 //! | Labels and taints of the Node follow the plan, from install to uninstall. | `node`, `install_to_uninstall` |
+//! | The startup taint goes when the agent is in step, and not before. | `node_reader` |
 //! | A plan's status tells what the cluster does. | `plan_status` |
 //! | A parameter server is deleted only after its workers or its chief have succeeded. | `reclaim`, `reclaim_controller` |
 //! | Events are counted, limited, and block nobody. | `events` |
@@ -45,6 +46,8 @@ mod forward;
 mod install_to_uninstall;
 #[path = "cluster/node.rs"]
 mod node;
+#[path = "cluster/node_reader.rs"]
+mod node_reader;
 #[path = "cluster/peers.rs"]
 mod peers;
 #[path = "cluster/plan_status.rs"]

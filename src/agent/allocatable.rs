@@ -3,7 +3,7 @@
 use std::path::Path;
 use std::time::Duration;
 
-use super::api::{ClusterContext, of_node};
+use super::api::ClusterContext;
 use super::config::Config;
 use super::kubelet_config::KubeletConfig;
 use crate::cluster::own_node;
@@ -55,7 +55,7 @@ pub async fn find(config: &Config, online: &CpuSet) -> Option<Allocatable> {
         let environment = |name: &str| std::env::var(name).ok();
         let context = ClusterContext::open(config, environment).await.ok()??;
         let node = own_node::read(&context.api, &context.node).await.ok()??;
-        of_node(&node)
+        node.allocatable()
     };
     match tokio::time::timeout(PATIENCE, ask).await {
         Ok(Some(allocatable)) => Some(allocatable),

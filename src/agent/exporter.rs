@@ -10,8 +10,9 @@ use crate::cluster::scenes::{Phase, SlotState};
 use crate::cluster::{ApiCounters, Call, ErrorKind};
 use crate::metrics::families::{
     API_CONNECTED, API_ERRORS, API_EVENTS_DROPPED, API_LAST_ANSWER_TIMESTAMP_SECONDS,
-    API_POD_CHANGES, API_PODS, API_REQUESTS, API_RESYNCS, API_RETRIES, Family, NRI_RUNTIME_INFO,
-    NRI_SYNCHRONIZED, SCENE_INFO, SCENE_LABEL_CONFLICTS, SCENE_PHASE,
+    API_POD_CHANGES, API_PODS, API_REQUESTS, API_RESYNCS, API_RETRIES,
+    CONTAINERS_WITHOUT_VARIABLES, Family, NRI_RUNTIME_INFO, NRI_SYNCHRONIZED, SCENE_INFO,
+    SCENE_LABEL_CONFLICTS, SCENE_PHASE,
 };
 use crate::metrics::{AgentMetrics, Chunk, Format, Labels, Lines, Page, Sources, Value};
 use crate::nri::ConnectionState;
@@ -78,7 +79,9 @@ impl Exporter {
             }
         }
         if let Some(runtime) = &self.runtime {
-            write_runtime(&mut page, &runtime.connection());
+            let containers = snapshot.containers.iter();
+            let without = containers.filter(|one| one.lacks_variables()).count();
+            write_runtime(&mut page, &runtime.connection(), without);
         }
         page
     }
@@ -130,12 +133,13 @@ pub fn write_slot(page: &mut Page, state: &SlotState) {
     page.add_one(&SCENE_LABEL_CONFLICTS, state.conflicts.len());
 }
 
-/// Adds the connection to the container runtime.
-pub fn write_runtime(page: &mut Page, state: &ConnectionState) {
-    page.add_one(
-        &NRI_SYNCHRONIZED,
-        matches!(state, ConnectionState::Synchronized(_)),
-    );
+/// Adds the connection to the container runtime, and how many of its containers lack thread variables.
+pub fn write_runtime(page: &mut Page, state: &ConnectionState, without_variables: usize) {
+    let is_synchronized = matches!(state, ConnectionState::Synchronized(_));
+    page.add_one(&NRI_SYNCHRONIZED, is_synchronized);
+    if is_synchronized {
+        page.add_one(&CONTAINERS_WITHOUT_VARIABLES, without_variables);
+    }
     if let Some(runtime) = state.runtime().filter(|runtime| !runtime.name.is_empty()) {
         let labels = [("name", &*runtime.name), ("version", &*runtime.version)];
         page.add_info(&NRI_RUNTIME_INFO, &labels);

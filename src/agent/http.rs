@@ -177,8 +177,11 @@ impl HttpState {
             .runtime
             .as_ref()
             .and_then(runtime::RuntimeLink::problem);
+        let taint = self.exporter.link.as_ref();
+        let taint = taint.and_then(ClusterLink::startup_taint);
         problem
             .into_iter()
+            .chain(taint)
             .chain(runtime)
             .chain(snapshot.errors.iter().cloned())
             .collect()

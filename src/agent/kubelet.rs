@@ -64,6 +64,8 @@ struct Shared {
     /// The socket on which a kubelet has last answered a question that a runtime request waited for. A kubelet creates
     /// containers only once its CPU Manager has started, so such an answer tells the policy.
     settled: Mutex<Option<SocketId>>,
+    /// Notified when another kubelet answers than before.
+    restarted: Arc<Notify>,
 }
 
 /// Asks the kubelet for a runtime request.
@@ -101,6 +103,8 @@ struct Known {
     assigning: Option<SocketId>,
     /// Since when another one reports none.
     empty_since: Option<Instant>,
+    /// The socket of the last list, after the first one.
+    socket: Option<SocketId>,
 }
 
 /// Limits how fast questions follow each other.
@@ -119,6 +123,7 @@ impl Shared {
             chooses: AtomicBool::new(false),
             is_silent: AtomicBool::new(false),
             settled: Mutex::new(None),
+            restarted: Arc::default(),
         }
     }
 
@@ -154,6 +159,11 @@ impl KubeletLink {
     /// Whether the kubelet chooses the CPUs, as far as is known.
     pub(super) fn chooses(&self) -> bool {
         self.shared.chooses.load(Ordering::Relaxed)
+    }
+
+    /// Notified when the kubelet has restarted. A kubelet that finds no Node of its name makes a new one.
+    pub(super) fn restarted(&self) -> Arc<Notify> {
+        Arc::clone(&self.shared.restarted)
     }
 
     /// Waits for an answer of the kubelet that is newer than the call, if the kubelet chooses the
@@ -351,7 +361,13 @@ impl AskKubelet {
             }
         }
         let containers = match listed {
-            Ok(containers) => containers,
+            Ok(containers) => {
+                let before = std::mem::replace(&mut self.known.socket, socket);
+                if before.is_some() && before != socket {
+                    self.shared.restarted.notify_one();
+                }
+                containers
+            }
             // A machine outside a cluster has no kubelet.
             Err(DevicesError::Call {
                 source: CallError::NoSocket { .. },

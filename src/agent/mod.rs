@@ -28,6 +28,7 @@ mod heartbeat;
 mod history;
 mod http;
 mod identity;
+mod in_step;
 mod isolation_gate;
 pub mod kernel;
 mod known_pods;

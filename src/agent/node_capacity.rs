@@ -48,7 +48,7 @@ impl NodeCapacity {
             single_cores: config.policy.single_cores,
             shared_minimum: config.shared_minimum,
             configured: allocatable::of_kubelet_config(&config.root_dir, online),
-            reported: cluster.map(|cluster| cluster.allocatable.clone()),
+            reported: cluster.map(|cluster| cluster.node.allocatable.clone()),
         }
     }
 
@@ -176,6 +176,7 @@ mod tests {
             drift: Vec::new(),
             unexplained: Vec::new(),
             errors: Vec::new(),
+            pods_listed: true,
         }
     }
 

@@ -41,6 +41,11 @@ impl PodLists {
         !self.sources.is_empty()
     }
 
+    /// Whether each source has sent a list, even one that lacks pods.
+    pub(super) fn have_come(&self) -> bool {
+        self.sources.is_subset(&self.listed)
+    }
+
     /// Whether each source has sent a list that counts.
     pub(super) fn are_complete(&self) -> bool {
         self.awaited.is_empty()

@@ -83,6 +83,7 @@ impl Reconciler {
             drift: self.world.drift.clone(),
             unexplained: self.world.ledger().unexplained.clone(),
             errors,
+            pods_listed: self.world.pods().lists().have_come(),
         })));
         Ok(())
     }
@@ -155,8 +156,13 @@ impl Reconciler {
         for container in &mut containers {
             self.history.complete(container);
             let pods = self.world.pods();
-            let injected = pods.injected(container.uid.as_deref(), &container.container);
-            container.injected = injected.cloned();
+            let (uid, name) = (container.uid.as_deref(), &container.container);
+            let injected = pods.injected(uid, name);
+            // Until its start, the runtime has only described the container as it was before the agent's answer.
+            let is_created = uid.is_some_and(|uid| self.history.is_waiting(uid, name));
+            container.injected = injected
+                .filter(|names| !(is_created && names.is_empty()))
+                .cloned();
             if container.note.is_none() {
                 container.note = self.remark(container, observed, &shared);
             }

@@ -25,6 +25,7 @@ use super::exporter::Exporter;
 use super::folder::ManifestFolder;
 use super::heartbeat::Heartbeat;
 use super::http::HttpState;
+use super::in_step::{self, StepSources};
 use super::kubelet::AskKubelet;
 use super::node_capacity::NodeCapacity;
 use super::reconciler::Reconciler;
@@ -102,6 +103,7 @@ impl Agent {
                 &mut tasks,
                 events.clone(),
                 snapshot.clone(),
+                kubelet.restarted(),
                 &stop,
             )
         });
@@ -120,6 +122,12 @@ impl Agent {
         );
         let heartbeat = Heartbeat::new(node.config.reconcile_interval);
         let cluster_tasks = cluster.as_ref();
+        let step_sources = StepSources {
+            snapshot: snapshot.clone(),
+            heartbeat: heartbeat.clone(),
+            runtime: runtime.clone(),
+        };
+        in_step::start(step_sources, cluster_tasks, &mut tasks);
         let capacity = NodeCapacity::new(&node, cluster_tasks);
         let state = Arc::new(HttpState {
             snapshot: snapshot.clone(),

@@ -151,7 +151,9 @@ fn lines(targets: &[Target], bodies: &[anyhow::Result<Bytes>]) -> Vec<String> {
                     status.problem_count().to_string(),
                 ]);
                 let sentences = status.problems();
-                let sentences = sentences.chain(status.capacity_warning());
+                let sentences = sentences
+                    .chain(status.capacity_warning())
+                    .chain(status.variables_warning());
                 problems.extend(sentences.map(|problem| format!("{}: {problem}", target.name)));
             }
             Err(error) => {

@@ -194,6 +194,10 @@ impl StatusContainer {
         if !missing.is_empty() {
             let reason = match (self.absence(), &self.injected) {
                 (Some(absence), _) => absence,
+                (None, Some(injected)) if injected.is_empty() => {
+                    "not added, because the container was created before an agent answered the container runtime; delete \
+                     the pod to start it with them"
+                }
                 (None, Some(_)) => "not added when the container was created",
                 (None, None) => {
                     "not added, because the container runtime sends no requests (see pinfold doctor)"
@@ -326,6 +330,15 @@ mod tests {
         ] {
             assert!(single.iter().any(|line| line.contains(part)), "{single:?}");
         }
+        let mut early = status(&Value::Null);
+        early["injected"] = serde_json::json!([]);
+        let early = describe(&[early]).unwrap().join("\n");
+        assert!(
+            early.contains(
+                "created before an agent answered the container runtime; delete the pod to start it with them: A_THREADS=2"
+            ),
+            "{early}"
+        );
         let unread = description(&Value::Null);
         assert!(
             unread.contains("(see pinfold doctor): A_THREADS=2 B_THREADS=2\n"),

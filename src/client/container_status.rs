@@ -100,6 +100,17 @@ pub(crate) struct StatusContainer {
     pub(crate) observed: Option<StatusThreads>,
 }
 
+// === impl StatusContainer ===
+
+impl StatusContainer {
+    /// Whether the container runs without the thread variables that the agent computes, because no agent was asked when it was
+    /// created.
+    pub(crate) fn lacks_variables(&self) -> bool {
+        let is_without = self.injected.as_ref().is_some_and(Vec::is_empty);
+        self.running && is_without && !self.threads.variables.is_empty()
+    }
+}
+
 #[derive(Debug, Clone, Default, PartialEq, Deserialize)]
 #[serde(default)]
 pub(crate) struct StatusEntitlement {

@@ -10,10 +10,13 @@ use serde::{Deserialize, Deserializer};
 use super::container_status::{SafeText, StatusContainer};
 use super::full_status;
 use crate::cpu::{CpuSet, Layout};
-use crate::text::parse_errors;
+use crate::text::{counted, parse_errors};
 
 /// The longest accepted list. No node has this many containers, or entries of another list.
 const MAX_ENTRIES: usize = 20_000;
+
+/// How many containers a sentence names.
+const MAX_NAMES: usize = 3;
 
 #[derive(Debug, Clone, PartialEq, Deserialize)]
 #[serde(rename_all = "camelCase")]
@@ -74,10 +77,13 @@ pub(crate) struct StatusDrift {
 
 /// The agent's connection to the Kubernetes API.
 #[derive(Debug, Clone, PartialEq, Deserialize)]
+#[serde(rename_all = "camelCase")]
 pub(crate) struct StatusCluster {
     pub(crate) node: Option<SafeText>,
 
     pub(crate) problem: Option<SafeText>,
+    /// Why the Node still has its startup taint.
+    pub(crate) startup_taint: Option<SafeText>,
 }
 
 /// The agent's connection to the container runtime.
@@ -182,6 +188,7 @@ impl AgentStatus {
             .chain(drift)
             .chain(unexplained)
             .chain(self.api_problem().map(|problem| format!("API: {problem}")))
+            .chain(self.startup_taint().map(ToString::to_string))
             .chain(self.runtime_problem().map(ToString::to_string))
     }
 
@@ -220,6 +227,7 @@ impl AgentStatus {
             + self.drift.len()
             + self.unexplained.len()
             + usize::from(self.api_problem().is_some())
+            + usize::from(self.startup_taint().is_some())
             + usize::from(self.runtime_problem().is_some())
     }
 
@@ -235,8 +243,37 @@ impl AgentStatus {
         (capacity.promises_too_much == Some(true)).then(|| format!("capacity: {sentence}{remedy}"))
     }
 
+    /// The running containers that lack thread variables, with the remedy. They run on the right CPUs, and nothing can be
+    /// added to a container that exists.
+    pub(crate) fn variables_warning(&self) -> Option<String> {
+        let lacking = self.containers.iter().filter(|one| one.lacks_variables());
+        let names: Vec<String> = lacking
+            .map(|one| format!("{} of {}/{}", one.container, one.namespace, one.pod))
+            .collect();
+        let (first, more) = names.split_at(names.len().min(MAX_NAMES));
+        let more = match more.len() {
+            0 => String::new(),
+            count => format!(" and {count} more"),
+        };
+        let (were, pods) = match names.len() {
+            0 => return None,
+            1 => ("runs without thread variables, because it was", "pod"),
+            _ => ("run without thread variables, because they were", "pods"),
+        };
+        Some(format!(
+            "threads: {} {were} created before an agent answered the container runtime ({}{more}); delete the {pods} to start \
+             again with them",
+            counted(names.len(), "container"),
+            first.join(", ")
+        ))
+    }
+
     fn runtime_problem(&self) -> Option<&SafeText> {
         self.runtime.as_ref()?.problem.as_ref()
+    }
+
+    fn startup_taint(&self) -> Option<&SafeText> {
+        self.cluster.as_ref()?.startup_taint.as_ref()
     }
 
     fn api_problem(&self) -> Option<&SafeText> {
@@ -288,13 +325,13 @@ mod tests {
 
     #[test]
     fn the_count_of_problems_is_the_number_of_sentences() {
-        let more = r#""errors": ["a"], "lost": "1", "unexplained": ["b"], "cluster": {"node": null, "problem": "c"},
+        let more = r#""errors": ["a"], "lost": "1", "unexplained": ["b"], "cluster": {"node": null, "problem": "c", "startupTaint": "t"},
             "runtime": {"socket": "s", "state": "away", "problem": "d"},
             "drift": [{"path": "p", "cause": "restart", "assigned": "0", "effective": "1"}]"#;
         let status = AgentStatus::parse(EMPTY.replace("MORE", more).as_bytes()).unwrap();
         let problems: Vec<String> = status.problems().collect();
         assert_eq!(problems.len(), status.problem_count(), "{problems:?}");
-        assert_eq!(problems[problems.len() - 2..], ["API: c", "d"]);
+        assert_eq!(problems[problems.len() - 3..], ["API: c", "t", "d"]);
         let without = EMPTY.replace(
             "MORE",
             r#""runtime": {"state": "synchronized", "problem": null}"#,
@@ -324,6 +361,52 @@ mod tests {
         ] {
             assert_eq!(warning(none), None);
         }
+    }
+
+    #[test]
+    fn containers_without_thread_variables_are_counted_and_named() {
+        let container = |name: &str, running: bool, injected: &str, variables: &str| {
+            format!(
+                r#"{{"namespace": "t", "pod": "{name}", "container": "main", "uid": null, "role": "worker", "job": null,
+                "qos": "Guaranteed", "assigned": null, "effective": null, "cgroup": null, "running": {running},
+                "note": null, "unpinnedSeconds": null, "observed": null, "injected": {injected},
+                "threads": {{"variables": {variables}}}}}"#
+            )
+        };
+        let some = r#"{"OMP_NUM_THREADS": "2"}"#;
+        let warning = |containers: &[String]| {
+            let containers = format!(r#""containers": [{}]"#, containers.join(","));
+            let body = EMPTY.replace(r#""containers": [], MORE"#, &containers);
+            let status = AgentStatus::parse(body.as_bytes()).unwrap();
+            assert_eq!(status.problem_count(), 0);
+            status.variables_warning()
+        };
+        // Unknown, injected, not wanted, and ended.
+        let fine = [
+            container("a", true, "null", some),
+            container("b", true, r#"["OMP_NUM_THREADS"]"#, some),
+            container("c", true, "[]", "{}"),
+            container("d", false, "[]", some),
+        ];
+        assert_eq!(warning(&fine), None);
+        let one = [container("w-0", true, "[]", some)];
+        assert_eq!(
+            warning(&[&fine[..], &one].concat()).unwrap(),
+            "threads: 1 container runs without thread variables, because it was created before an agent answered the container \
+             runtime (main of t/w-0); delete the pod to start again with them"
+        );
+        let many: Vec<String> = (0..5)
+            .map(|index| container(&format!("w-{index}"), true, "[]", some))
+            .collect();
+        let warning = warning(&many).unwrap();
+        assert!(
+            warning.starts_with("threads: 5 containers run without"),
+            "{warning}"
+        );
+        assert!(
+            warning.contains("main of t/w-2 and 2 more); delete the pods"),
+            "{warning}"
+        );
     }
 
     #[test]

@@ -3,6 +3,7 @@
 //! ```text
 //!  connect ── Client ──> Api ──┬─> pods::follow ── PodsEvent ──> (the agent's reconciler)
 //!                              ├─> scenes   this node's slot, by the ScenePlans: labels and claim
+//!                              ├─> node_reader  CPUs for pods, and the startup taint
 //!                              ├─> node     labels by server-side apply, on difference only
 //!                              ├─> claims   one create-only Lease per slot
 //!                              ├─> events   a queue that never blocks, Events with counts
@@ -34,6 +35,7 @@ mod counters;
 pub mod events;
 mod informer;
 mod list;
+pub mod node_reader;
 #[cfg(feature = "reclaim")]
 mod objects;
 pub mod own_node;

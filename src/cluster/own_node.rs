@@ -20,6 +20,8 @@ use serde_json::json;
 
 use super::{Api, Call, ErrorKind, Failure, MANAGER};
 use crate::pod::quantity::cpu_millis;
+use crate::pod::{Allocatable, AllocatableSource};
+use crate::scene::STARTUP_TAINT;
 
 const NODES: &str = "/api/v1/nodes";
 
@@ -43,6 +45,29 @@ pub struct OwnNode {
     pub own_labels: BTreeSet<String>,
     /// The field manager of each label that was set by a write other than the agent's apply, as in `managedFields`.
     pub owners: BTreeMap<String, String>,
+}
+
+// === impl OwnNode ===
+
+impl OwnNode {
+    /// The CPUs that the scheduler counts; `None` if the kubelet has not reported any.
+    pub fn allocatable(&self) -> Option<Allocatable> {
+        Some(Allocatable {
+            millicores: self.allocatable_cpu?,
+            capacity: self.capacity_cpu,
+            source: AllocatableSource::Node,
+        })
+    }
+
+    /// The taints without the startup taint, whatever its value and effect; `None` if the Node does not have it.
+    pub fn without_startup_taint(&self) -> Option<Vec<Taint>> {
+        let others = self
+            .taints
+            .iter()
+            .filter(|taint| taint.key != STARTUP_TAINT);
+        let others: Vec<Taint> = others.cloned().collect();
+        (others.len() < self.taints.len()).then_some(others)
+    }
 }
 
 /// A label that the agent wants to set, and that another manager has set to another value.

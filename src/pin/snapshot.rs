@@ -53,6 +53,9 @@ pub struct Snapshot {
     pub unexplained: Vec<String>,
     /// Errors of the last turn of the reconciler.
     pub errors: Vec<String>,
+    /// Whether the turn knew the first list of every source of pods.
+    #[serde(skip)]
+    pub pods_listed: bool,
 }
 
 /// A container of a known pod.
@@ -122,6 +125,17 @@ pub struct ContainerState {
     /// The threads of the running container. Reading them takes a scrape, so only `/status` fills them in.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub observed: Option<ThreadStatus>,
+}
+
+// === impl ContainerState ===
+
+impl ContainerState {
+    /// Whether the container runs without the thread variables that Pinfold computes for it, because the container runtime
+    /// created it without asking an agent that computed them. Unknown counts as no.
+    pub fn lacks_variables(&self) -> bool {
+        let is_without = self.injected.as_ref().is_some_and(Vec::is_empty);
+        self.running && !self.finished && is_without && !self.threads.variables.is_empty()
+    }
 }
 
 // === impl Snapshot ===

@@ -59,7 +59,7 @@ pub use node::{Node, NodeTaint, natural, read_nodes};
 pub(crate) use plan::amounts_schema;
 pub use plan::{
     ActiveCase, Amount, Case, CaseTaint, Group, LEAVING_LABEL, MAX_SERVERS, OnBusy, Pool, Role,
-    SERVERS, Scene, ScenePlan, ScenePlanSpec, TAINT_PREFIX, TaintEffect, TaintKey,
+    SERVERS, STARTUP_TAINT, Scene, ScenePlan, ScenePlanSpec, TAINT_PREFIX, TaintEffect, TaintKey,
 };
 pub use plan_status::{ScenePlanStatus, SlotCounts};
 #[cfg(feature = "reclaim")]

@@ -26,6 +26,10 @@ pub const SERVERS: &str = "servers";
 /// The prefix of a taint's key. The admission policy lets agents set only keys with this prefix.
 pub const TAINT_PREFIX: &str = "pinfold.io/";
 
+/// The key of the taint that a new Node has until its agent is in step with the container runtime. The kubelet or the node's
+/// template sets it, and the agent only removes it.
+pub const STARTUP_TAINT: &str = "pinfold.io/agent-not-ready";
+
 /// The label of a Node that gives up its slot as soon as pods allow it. The value is the name of the plan that ordered it, or
 /// `true` if the name is too long. The label outlives the plan: without it, the node of a deleted plan couldn't tell an order
 /// from an accident.
@@ -153,6 +157,9 @@ pub struct CaseTaint {
         extend("x-kubernetes-validations" = [{
             "rule": "self.startsWith('pinfold.io/')",
             "message": "a taint's key must start with pinfold.io/",
+        }, {
+            "rule": "self != 'pinfold.io/agent-not-ready'",
+            "message": "pinfold.io/agent-not-ready is the startup taint, which agents remove",
         }])
     )]
     pub key: TaintKey,

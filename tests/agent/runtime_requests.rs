@@ -128,6 +128,10 @@ impl Runtime {
         ])
     }
 
+    pub(crate) fn socket(&self) -> &Path {
+        self.socket.path()
+    }
+
     /// Accepts the plugin and synchronizes an empty list. A slow machine has 15 seconds for each answer.
     pub(crate) fn connect(&mut self, agent: &Agent) {
         self.connect_with_limit(agent, 20_000);

@@ -1330,6 +1330,15 @@ async fn leave_removes_only_own_labels_taints_and_claims() {
     })
     .await;
     agent.end().await;
+    // No agent will ever remove the startup taint of a node without Pinfold.
+    let mut tainted = node(&fake, "a");
+    let startup = json!({"key": "pinfold.io/agent-not-ready", "effect": "NoSchedule"});
+    tainted["spec"]["taints"]
+        .as_array_mut()
+        .unwrap()
+        .push(startup);
+    tainted["metadata"]["resourceVersion"] = Value::Null;
+    fake.put(&tainted);
     let api = client(&fake, "a");
     fake.clear_log();
     let dry_run = leave(&api, "a", NAMESPACE, &[], true).await.unwrap();
@@ -1340,7 +1349,10 @@ async fn leave_removes_only_own_labels_taints_and_claims() {
         (left.labels.len(), &*left.taints, &*left.claims),
         (
             3,
-            &["pinfold.io/scene:NoSchedule".to_owned()][..],
+            &[
+                "pinfold.io/scene:NoSchedule".to_owned(),
+                "pinfold.io/agent-not-ready:NoSchedule".to_owned()
+            ][..],
             &["scene.p.1.1.0".to_owned()][..]
         )
     );

@@ -6,6 +6,8 @@ use std::process::Command;
 
 use serde_json::{Value, json};
 
+use pinfold::scene::STARTUP_TAINT;
+
 use crate::evaluate::{Policy, Request, Verdict};
 use crate::kubectl::serve;
 use crate::manifests::{faults, patched};
@@ -393,6 +395,30 @@ fn no_comment_promises_an_agent_on_every_tainted_node() {
     let comment = before.lines().last().unwrap();
     assert!(comment.contains("The tolerations decide"), "{comment}");
     assert!(!text.contains("whatever the taints"), "{comment}");
+}
+
+/// A node keeps the startup taint until its agent runs, so an agent that does not tolerate it would never come.
+#[test]
+fn agents_tolerate_the_startup_taint_whatever_the_values_say() {
+    let Some(helm) = program("helm") else { return };
+    let startup = json!({"key": STARTUP_TAINT, "operator": "Exists"});
+    let narrow = json!({"key": "dedicated", "value": "train", "effect": "NoSchedule"});
+    let every = json!({"operator": "Exists"});
+    for (tolerations, rendered) in [
+        (json!([]), json!([startup])),
+        (json!([narrow]), json!([narrow, startup])),
+        (json!([startup, narrow]), json!([startup, narrow])),
+        (json!([every]), json!([every])),
+    ] {
+        let mut render = command(&helm);
+        render.args(["template", "pinfold", "--set-json"]);
+        render.arg(format!("tolerations={tolerations}"));
+        let text = succeed(render.arg(here("deploy/helm/pinfold")));
+        let objects = parse(&text, "helm template");
+        let spec = &find(&objects, "DaemonSet", "pinfold")["spec"];
+        let found = &spec["template"]["spec"]["tolerations"];
+        assert_eq!(*found, rendered, "{tolerations}");
+    }
 }
 
 #[test]

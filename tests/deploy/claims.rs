@@ -5,7 +5,7 @@
 use std::fs;
 
 use pinfold::cluster::claims::NODE_LABEL;
-use pinfold::scene::{LEAVING_LABEL, LabelKeys, Slot, TaintKey};
+use pinfold::scene::{LEAVING_LABEL, LabelKeys, STARTUP_TAINT, Slot, TaintKey};
 use serde_json::{Value, json};
 
 use crate::evaluate::{Policy, Request, Verdict};
@@ -185,6 +185,8 @@ fn an_agent_may_change_only_the_labels_of_its_own_node() {
             "taints pinfold.io/scene only",
         );
     }
+    let startup = json!([{"key": "pinfold.io/agent-not-ready", "effect": "NoSchedule"}]);
+    denied(&with("/spec", "taints", startup), "may not set it");
     let evicting = json!([{"key": "pinfold.io/scene", "effect": "NoExecute"}]);
     denied(&with("/spec", "taints", evicting), "NoExecute");
     denied(&with("/spec", "unschedulable", json!(true)), "spec");
@@ -234,6 +236,21 @@ fn foreign_taints_do_not_block_the_agents_taint() {
     denied(
         &evaluate(tainted(json!([scene])), with(&[])),
         "taints pinfold.io/scene only",
+    );
+    // The startup taint may go, with any effect, and may neither come nor change.
+    let startup = |effect: &str| json!({"key": STARTUP_TAINT, "value": "x", "effect": effect});
+    for effect in ["NoSchedule", "NoExecute"] {
+        let before = with(&[startup(effect)]);
+        assert_eq!(evaluate(with(&[]), before.clone()), Verdict::Allowed);
+        assert_eq!(evaluate(before.clone(), before.clone()), Verdict::Allowed);
+        denied(&evaluate(before, with(&[])), "may not set it");
+    }
+    denied(
+        &evaluate(
+            with(&[startup("NoExecute")]),
+            with(&[startup("NoSchedule")]),
+        ),
+        "may not set it",
     );
 }
 

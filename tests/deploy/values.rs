@@ -203,7 +203,7 @@ fn pod_cases() -> Vec<Case> {
         pod(
             "tolerations[0].key=a",
             "/tolerations",
-            json!([{"key": "a"}]),
+            json!([{"key": "a"}, {"key": "pinfold.io/agent-not-ready", "operator": "Exists"}]),
         ),
         pod(
             &format!("affinity.{terms}.key=zone affinity.{terms}.operator=Exists"),

@@ -230,6 +230,7 @@ pub(crate) fn page() -> Page {
         drift: Vec::new(),
         unexplained: Vec::new(),
         errors: Vec::new(),
+        pods_listed: true,
     };
     let cgroups = Cgroups::detect(&root.join("sys/fs/cgroup")).unwrap();
     let sources = Sources::new(cgroups, Proc::new(root), root);
@@ -286,6 +287,6 @@ pub(crate) fn page() -> Page {
         version: "v2.2.0".to_owned(),
         request_timeout_ms: None,
     };
-    exporter::write_runtime(&mut page, &ConnectionState::Synchronized(runtime));
+    exporter::write_runtime(&mut page, &ConnectionState::Synchronized(runtime), 0);
     page
 }

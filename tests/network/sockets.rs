@@ -516,6 +516,7 @@ fn empty_snapshot() -> Snapshot {
         drift: Vec::new(),
         unexplained: Vec::new(),
         errors: Vec::new(),
+        pods_listed: true,
     }
 }
 

@@ -1,6 +1,6 @@
 //! Mistakes in plans: each is named with place and correction.
 
-use pinfold::scene::{Node, Severity, TAINT_PREFIX, definition};
+use pinfold::scene::{Node, STARTUP_TAINT, Severity, TAINT_PREFIX, definition};
 
 use super::{SMALL, example, findings, here, node, nodes, report};
 
@@ -227,6 +227,13 @@ pub(crate) const MISTAKES: &[Mistake] = &[
         "error",
         "spec.taint.key",
         "write pinfold.io/case, or",
+    ),
+    (
+        "spec:\n",
+        "spec:\n  taint: {key: pinfold.io/agent-not-ready}\n",
+        "error",
+        "spec.taint.key",
+        "the startup taint, which agents remove",
     ),
     (
         "spec:\n",
@@ -806,6 +813,10 @@ fn the_definition_in_deploy_is_that_of_the_types() {
     assert_eq!(
         key["x-kubernetes-validations"][0]["rule"],
         format!("self.startsWith('{TAINT_PREFIX}')")
+    );
+    assert_eq!(
+        key["x-kubernetes-validations"][1]["rule"],
+        format!("self != '{STARTUP_TAINT}'")
     );
     assert!(key["default"].as_str().unwrap().starts_with(TAINT_PREFIX));
     let policy = std::fs::read_to_string(here("deploy/base/node-policy.yaml")).unwrap();

@@ -8,7 +8,9 @@ use serde::Serialize;
 use tokio::sync::watch;
 
 use super::context::ClusterContext;
+use crate::cluster::node_reader::{InStep, StartupTaint};
 use crate::cluster::{ApiCounters, scenes};
+use crate::scene::STARTUP_TAINT;
 
 #[derive(Debug, Clone, Default, PartialEq)]
 pub(super) struct ApiConnection {
@@ -77,6 +79,8 @@ pub(in crate::agent) struct ClusterLink {
     connection: watch::Receiver<ApiConnection>,
     /// The Node's slot in a scene, where scenes are used.
     slot: Option<watch::Receiver<scenes::SlotState>>,
+    startup_taint: watch::Receiver<StartupTaint>,
+    in_step: watch::Receiver<InStep>,
     counters: Arc<ApiCounters>,
     node: String,
     namespace: String,
@@ -106,6 +110,9 @@ pub(in crate::agent) struct ClusterLinkState {
     last_answer_seconds: Option<f64>,
     pods: usize,
     unreadable_pods: usize,
+    /// Why the Node still has its startup taint, as a sentence.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    startup_taint: Option<String>,
     /// The Node's slot in a scene.
     #[serde(skip_serializing_if = "Option::is_none")]
     scene: Option<scenes::SlotState>,
@@ -118,6 +125,7 @@ impl ClusterLink {
     pub(super) fn new(
         cluster: &ClusterContext,
         slot: watch::Receiver<scenes::SlotState>,
+        (startup_taint, in_step): (watch::Receiver<StartupTaint>, watch::Receiver<InStep>),
     ) -> (Self, watch::Sender<ApiConnection>) {
         let (sender, connection) = watch::channel(ApiConnection {
             since: Some(Timestamp::now()),
@@ -137,6 +145,8 @@ impl ClusterLink {
             Self {
                 connection,
                 slot,
+                startup_taint,
+                in_step,
                 counters,
                 node,
                 namespace,
@@ -171,6 +181,21 @@ impl ClusterLink {
         ))
     }
 
+    /// Why the Node still has its startup taint; `None` if it does not have it.
+    pub(in crate::agent) fn startup_taint(&self) -> Option<String> {
+        match &*self.startup_taint.borrow() {
+            StartupTaint::Absent => None,
+            StartupTaint::Refused(why) => Some(why.clone()),
+            StartupTaint::Awaited => {
+                let why = self.in_step.borrow().clone().err()?;
+                Some(format!(
+                    "Node {} keeps the taint {STARTUP_TAINT}, so new pods stay off it until the agent is in step: {why}",
+                    self.node
+                ))
+            }
+        }
+    }
+
     /// The Node's slot in a scene, where scenes are used.
     pub(in crate::agent) fn slot(&self) -> Option<watch::Receiver<scenes::SlotState>> {
         self.slot.clone()
@@ -199,6 +224,7 @@ impl ClusterLink {
                 .map(|last| (now - last).max(0.0)),
             pods: connection.pods,
             unreadable_pods: connection.unreadable,
+            startup_taint: self.startup_taint(),
             scene: self.slot.as_ref().map(|slot| slot.borrow().clone()),
         }
     }

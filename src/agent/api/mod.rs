@@ -12,7 +12,6 @@
 //! `ClusterContext::start` starts the tasks. They end at once when the agent stops; only waiting
 //! Events get a short time.
 
-mod allocatable;
 pub(super) mod context;
 mod last_slot;
 mod link;
@@ -24,7 +23,7 @@ mod scenes;
 
 use std::sync::Arc;
 
-use tokio::sync::{mpsc, watch};
+use tokio::sync::{Notify, mpsc, watch};
 use tokio::task::JoinHandle;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
@@ -35,13 +34,12 @@ use super::tasks::Tasks;
 use crate::cluster::Api;
 use crate::cluster::connect::{self, ConnectError, Connection};
 use crate::cluster::events::{self, Recorder};
+use crate::cluster::node_reader::{InStep, NodeReader, NodeReports};
 use crate::cluster::pods as followed;
 use crate::cluster::scenes::{self as followed_scenes, Scenes};
 use crate::host::cgroup::Cgroups;
 use crate::pin::Snapshot;
-use crate::pod::Allocatable;
 
-pub(super) use allocatable::of_node;
 use context::node_name;
 pub use context::{ApiPods, ClusterContext};
 pub(super) use link::{ClusterLink, ClusterLinkState};
@@ -54,8 +52,10 @@ pub(super) struct ApiTasks {
     pub(super) link: ClusterLink,
     /// This node's pods, as the API server lists them.
     pub(super) pods: watch::Receiver<ApiPods>,
-    /// The CPUs that the scheduler counts, as the Node says, once it is read.
-    pub(super) allocatable: watch::Receiver<Option<Allocatable>>,
+    /// What the Node says.
+    pub(super) node: NodeReports,
+    /// Where the agent notes whether it is in step.
+    pub(super) in_step: watch::Sender<InStep>,
     /// Writes the Events, and ends when all recorders are dropped.
     pub(super) writer: JoinHandle<()>,
 }
@@ -142,6 +142,7 @@ impl ClusterContext {
         tasks: &mut Tasks,
         reconciler: mpsc::Sender<AgentEvent>,
         snapshots: watch::Receiver<Option<Arc<Snapshot>>>,
+        kubelet_restarted: Arc<Notify>,
         stop: &CancellationToken,
     ) -> ApiTasks {
         let (pods, known) = watch::channel(ApiPods::default());
@@ -154,7 +155,19 @@ impl ClusterContext {
             followed_scenes::SceneSettings::default(),
         );
         let slot_state = state.clone();
-        let (link, connection) = ClusterLink::new(self, state);
+        let (in_step, known_step) = watch::channel(Err("the agent starts".to_owned()));
+        let (reader, node) = NodeReader::new(
+            self.api.clone(),
+            &self.node,
+            known_step.clone(),
+            kubelet_restarted,
+        );
+        tasks.spawn(async move {
+            reader.run().await;
+            Ok(())
+        });
+        let startup_taint = (node.startup_taint.clone(), known_step);
+        let (link, connection) = ClusterLink::new(self, state, startup_taint);
 
         let (out, pod_events) = mpsc::channel(64);
         let following = followed::follow(
@@ -169,9 +182,6 @@ impl ClusterContext {
         });
         let (api, name) = (self.api.clone(), self.node.clone());
         tasks.spawn(own_uid::tell(api, name, known.clone(), reconciler.clone()));
-        let (reported, allocatable_cpus) = watch::channel(None);
-        let (api, name) = (self.api.clone(), self.node.clone());
-        tasks.spawn(allocatable::follow(api, name, reported));
         tasks.spawn(pods::take(pod_events, connection, pods, reconciler));
 
         let (recorder, writing) = Recorder::new(
@@ -198,7 +208,8 @@ impl ClusterContext {
         ApiTasks {
             link,
             pods: known,
-            allocatable: allocatable_cpus,
+            node,
+            in_step,
             writer,
         }
     }

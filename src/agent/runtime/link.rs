@@ -14,6 +14,8 @@ pub(in crate::agent) struct RuntimeLink {
     socket: PathBuf,
     /// Whether the configuration requires NRI.
     expected: bool,
+    /// Whether the agent tries to connect.
+    used: bool,
 }
 
 /// The runtime as `/status` shows it.
@@ -33,7 +35,7 @@ pub(in crate::agent) struct RuntimeLinkState {
 // === impl RuntimeLink ===
 
 impl RuntimeLink {
-    pub(super) fn new(
+    pub(in crate::agent) fn new(
         state: watch::Receiver<ConnectionState>,
         socket: &Path,
         expected: bool,
@@ -42,15 +44,24 @@ impl RuntimeLink {
             state,
             socket: socket.to_owned(),
             expected,
+            used: true,
         }
     }
 
     /// The link of an agent that has not found NRI at its start, although the configuration permits
     /// it.
-    pub(super) fn unused(socket: &Path) -> Self {
+    pub(in crate::agent) fn unused(socket: &Path) -> Self {
         // The state never changes, so no sender is necessary.
         let (_, state) = watch::channel(ConnectionState::default());
-        Self::new(state, socket, true)
+        Self {
+            used: false,
+            ..Self::new(state, socket, true)
+        }
+    }
+
+    /// The state of a connection that the agent tries to make; `None` where it uses no NRI.
+    pub(in crate::agent) fn used(&self) -> Option<watch::Receiver<ConnectionState>> {
+        self.used.then(|| self.state.clone())
     }
 
     /// The current problem. Containers are pinned nevertheless, once their status is known.
@@ -63,6 +74,21 @@ impl RuntimeLink {
                 Some(problem(&"it has not reported its containers yet"))
             }
             _ => None,
+        }
+    }
+
+    /// Why containers may still be created without Pinfold, although that will end; `None` where NRI is off as well, for good.
+    pub(in crate::agent) fn awaited(&self) -> Option<String> {
+        let state = self.used.then(|| self.state.borrow())?;
+        match &*state {
+            ConnectionState::Synchronized(_) => None,
+            ConnectionState::Away(_) if !self.expected && !self.socket.exists() => None,
+            ConnectionState::Away(why) => {
+                Some(format!("no container runtime is synchronized: {why}"))
+            }
+            ConnectionState::Connecting | ConnectionState::Registered(_) => {
+                Some("the container runtime has not reported its containers yet".to_owned())
+            }
         }
     }
 

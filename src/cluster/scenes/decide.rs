@@ -33,8 +33,9 @@ use super::plans::name_of;
 use super::slot_state::{DecisionState, Phase, PlanVersion, SlotDecisionInput};
 use crate::cluster::own_node::{self, LabelConflict, LabelStep};
 use crate::scene::{
-    LEAVING_LABEL, LabelKeys, Node, OnBusy, ScenePlan, Slot, SlotDuty, Slots, SwitchDecision,
-    WantedSlot, duty, is_candidate, is_hashed_lease, is_lease_of, slots, switch, value_fault,
+    LEAVING_LABEL, LabelKeys, Node, OnBusy, STARTUP_TAINT, ScenePlan, Slot, SlotDuty, Slots,
+    SwitchDecision, WantedSlot, duty, is_candidate, is_hashed_lease, is_lease_of, slots, switch,
+    value_fault,
 };
 
 /// The prefix of the keys of Pinfold's taints, for any plan.
@@ -369,7 +370,8 @@ impl Judge<'_> {
         surplus.cloned().map(SlotAction::Release)
     }
 
-    /// The action after which `wanted` is the only taint of Pinfold on the node.
+    /// The action after which `wanted` is the only taint of Pinfold on the node, apart from the startup taint, which says nothing
+    /// about slots.
     fn taint(&self, wanted: Option<&Taint>, plan: Option<&ScenePlan>) -> Option<SlotAction> {
         if self
             .memory
@@ -380,7 +382,9 @@ impl Judge<'_> {
             return None;
         }
         let is_own = |taint: &Taint| {
-            is_our_taint(taint, plan.map(std::slice::from_ref).unwrap_or_default())
+            let is_planned =
+                is_our_taint(taint, plan.map(std::slice::from_ref).unwrap_or_default());
+            (is_planned && taint.key != STARTUP_TAINT)
                 || self
                     .memory
                     .taint

@@ -7,8 +7,8 @@ mod scenes;
 use std::collections::BTreeMap;
 
 use crate::scene::{
-    Amounts, Document, Finding, Node, Path, ScenePlan, Severity, TAINT_PREFIX, key_fault,
-    subdomain_fault, value_fault,
+    Amounts, Document, Finding, Node, Path, STARTUP_TAINT, ScenePlan, Severity, TAINT_PREFIX,
+    key_fault, subdomain_fault, value_fault,
 };
 
 /// The mistakes of the plans, in the order of the files' lines.
@@ -133,6 +133,10 @@ impl Finder<'_> {
                 text,
                 "choose another key, or remove the key for the default pinfold.io/scene",
             );
+        } else if key == STARTUP_TAINT {
+            let text = format!("{key} is the startup taint, which agents remove from their Node");
+            let fix = "choose another key, or remove the key for the default pinfold.io/scene";
+            self.error(&path.key("key"), text, fix);
         } else if !key.starts_with(TAINT_PREFIX) {
             let name = key.rsplit('/').next().unwrap_or_default();
             let text = format!(

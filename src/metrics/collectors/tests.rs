@@ -142,6 +142,7 @@ fn snapshot(containers: Vec<ContainerState>) -> Snapshot {
         drift: Vec::new(),
         unexplained: Vec::new(),
         errors: Vec::new(),
+        pods_listed: true,
     }
 }
 

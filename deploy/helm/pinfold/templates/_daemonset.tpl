@@ -56,6 +56,15 @@ readOnly: true
 recursiveReadOnly: IfPossible
 {{- end }}
 
+{{/* The agents' tolerations. A node keeps the startup taint until its agent runs, so every agent tolerates this taint. */}}
+{{- define "pinfold.tolerations" -}}
+{{- $tolerations := .Values.tolerations -}}
+{{- if not (has (dict "operator" "Exists") $tolerations) -}}
+{{- $tolerations = append $tolerations (dict "key" "pinfold.io/agent-not-ready" "operator" "Exists") | uniq -}}
+{{- end -}}
+{{- toYaml $tolerations -}}
+{{- end }}
+
 {{/* The variables of the agent that the chart sets. */}}
 {{- define "pinfold.env" -}}
 - name: NODE_NAME

@@ -125,6 +125,7 @@ fn snapshot(enforcement: Enforcement, containers: &[ContainerState]) -> Snapshot
         drift: Vec::new(),
         unexplained: Vec::new(),
         errors: Vec::new(),
+        pods_listed: true,
     }
 }
 

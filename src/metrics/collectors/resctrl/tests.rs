@@ -83,6 +83,7 @@ fn snapshot(containers: &[ContainerState]) -> Snapshot {
         drift: Vec::new(),
         unexplained: Vec::new(),
         errors: Vec::new(),
+        pods_listed: true,
     }
 }
 
