@@ -23,6 +23,12 @@ pub(super) fn at_creation(pod: &Pod, decision: &Decision, owed: Option<bool>) ->
         .map(refusal)
 }
 
+/// Whether `pinfold-runtime` checks the container's CPUs before it starts. An init container is not checked, because the CPUs
+/// on which it runs belong to the containers that follow.
+pub(super) fn is_checked(pod: &Pod, entitlement: &Entitlement) -> bool {
+    is_required(pod) && entitlement.cpus() > 0
+}
+
 /// Whether a container may start, judged by its effective CPUs. `all` are the containers that the turn has read.
 ///
 /// # Errors

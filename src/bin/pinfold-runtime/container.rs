@@ -117,6 +117,10 @@ pub(crate) fn admission(id: &str, annotations: &Annotations<'_>) -> Result<Admis
         Some("shared") => Ok(Admission::Free),
         Some("partition") => Ok(Admission::Checked(Enforcement::Partition)),
         Some("cpuset") => Ok(Admission::Checked(Enforcement::Cpuset)),
+        Some("observe") => Err(
+            "Pinfold only observes on this node (enforcement observe), so no container gets exclusive CPUs"
+                .to_owned(),
+        ),
         Some(_) => Err(format!(
             "the annotation {CHECK} is {value:?}, which this version doesn't know: install the pinfold-runtime of the agent's \
              version"
@@ -180,6 +184,7 @@ mod tests {
         ] {
             check(forged).unwrap_err();
         }
+        assert!(check("observe id1").unwrap_err().contains("observes"));
         assert!(check("later id1").unwrap_err().contains("version"));
     }
 

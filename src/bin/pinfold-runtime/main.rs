@@ -11,6 +11,7 @@
 //! | `real` | where the node's real OCI runtime is |
 //! | `container` | what the runtime says about a container, and whether it has to be checked |
 //! | `cgroup` | the container's cgroup, its record and its CPUs, and the judgement |
+//! | `install`, `handler` | the program and its handler on a host |
 //!
 //! The program uses nothing of Pinfold's library, so that it stays small and starts at once. A test compares the parts of
 //! the format that both know.
@@ -23,6 +24,8 @@ use std::process::{Command, ExitCode};
 mod arguments;
 mod cgroup;
 mod container;
+mod handler;
+mod install;
 mod log;
 mod real;
 
@@ -31,6 +34,10 @@ use container::Admission;
 
 fn main() -> ExitCode {
     let arguments: Vec<OsString> = std::env::args_os().skip(1).collect();
+    // No OCI runtime has commands of these names.
+    if let Some(code) = install::run(&arguments) {
+        return code;
+    }
     let Invocation { call, log } = arguments::parse(&arguments);
     let why = match decide(&call) {
         // `exec` returns only if it failed.

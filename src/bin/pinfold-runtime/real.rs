@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 
 /// The symbolic link beside this program that names the real runtime. Without it, the first `runc`, else the first `crun`, of
 /// the folders in `PATH` and in [`USUAL`] counts.
-const LINK: &str = "pinfold-runtime.real";
+pub(crate) const LINK: &str = "pinfold-runtime.real";
 
 /// Folders of runtimes. CRI-O runs a runtime with a `PATH` that may lack them.
 const USUAL: &str =
