@@ -87,36 +87,41 @@ impl Settings {
         };
         let mut options = options.iter();
         while let Some(option) = options.next() {
-            let name = option.to_string_lossy();
-            if name == "--stay" {
+            let Some(option) = option.to_str() else {
+                return Err(format!("the option {option:?} is no text"));
+            };
+            if option == "--stay" {
                 settings.stay = true;
                 continue;
             }
+            // Both forms are usual: `--host DIR` and `--host=DIR`.
+            let (name, inline) = option
+                .split_once('=')
+                .map_or((option, None), |(name, value)| (name, Some(value)));
             let mut value = || {
-                let value = options.next().filter(|value| !value.is_empty());
+                let separate = || options.next().and_then(|value| value.to_str());
+                let value = inline.or_else(separate).filter(|value| !value.is_empty());
                 value.ok_or_else(|| format!("{name} needs a value"))
             };
             let mut absolute = || {
-                let path = PathBuf::from(value()?);
+                let path = value()?;
                 // The path becomes a text in the runtime's configuration.
-                let is_plain = path.to_str().is_some_and(|path| {
-                    path.starts_with('/')
-                        && !path.contains(['\'', '"', '\\'])
-                        && !path.contains(char::is_control)
-                });
+                let is_plain = path.starts_with('/')
+                    && !path.contains(['\'', '"', '\\'])
+                    && !path.contains(char::is_control);
                 if is_plain {
-                    Ok(path)
+                    Ok(PathBuf::from(path))
                 } else {
                     Err(format!(
                         "{name} wants an absolute path without quotes, not {path:?}"
                     ))
                 }
             };
-            match name.as_ref() {
+            match name {
                 "--runtime" => {
-                    settings.runtime = match value()?.to_str() {
-                        Some("containerd") => Runtime::Containerd,
-                        Some("crio") => Runtime::Crio,
+                    settings.runtime = match value()? {
+                        "containerd" => Runtime::Containerd,
+                        "crio" => Runtime::Crio,
                         _ => return Err("--runtime is containerd or crio".to_owned()),
                     }
                 }
@@ -357,6 +362,26 @@ mod tests {
         assert!(error.contains("symbolic link"), "{error}");
     }
 
+    /// The DaemonSet's container starts with these arguments.
+    #[test]
+    fn the_daemonset_gives_arguments_that_the_program_knows() {
+        let file = include_str!("../../../deploy/components/required-install/daemonset.yaml");
+        let arguments: Vec<&str> = file
+            .lines()
+            .map(str::trim)
+            .skip_while(|line| *line != "args:")
+            .skip(1)
+            .map_while(|line| line.strip_prefix("- "))
+            .collect();
+        let [command, options @ ..] = arguments.as_slice() else {
+            panic!("no arguments");
+        };
+        assert_eq!(*command, "install");
+        let settings = settings(&options.join(" ")).unwrap();
+        assert_eq!(settings.host, Path::new("/host"));
+        assert!(settings.stay && settings.config().ends_with("containerd/config.toml"));
+    }
+
     #[test]
     fn wrong_options_are_named() {
         assert_eq!(settings("").unwrap().folder, Path::new("/opt/pinfold"));
@@ -365,6 +390,7 @@ mod tests {
             ("--folder opt", "absolute"),
             ("--folder /o'pt", "absolute"),
             ("--real", "needs a value"),
+            ("--real= --stay", "needs a value"),
             ("--what", "unknown option"),
         ] {
             let error = settings(line).unwrap_err();
