@@ -504,6 +504,16 @@ mod tests {
         }
     }
 
+    /// src/bin/pinfold-runtime/container.rs reads these texts.
+    #[test]
+    fn the_annotation_for_the_check_has_the_containers_own_id() {
+        let value = |checked| start_check(&container("id1"), checked).1;
+        assert_eq!(value(None), "shared id1");
+        assert_eq!(value(Some(Enforcement::Partition)), "partition id1");
+        assert_eq!(value(Some(Enforcement::Cpuset)), "cpuset id1");
+        assert_eq!(value(Some(Enforcement::Observe)), "observe id1");
+    }
+
     #[test]
     fn a_part_of_synchronize_is_reduced_to_the_variables_that_count() {
         let (reconciler, _events) = mpsc::unbounded_channel();
