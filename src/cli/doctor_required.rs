@@ -26,20 +26,18 @@ pub(super) fn examine(root: &Path) -> Option<Finding> {
     if texts.is_empty() {
         return None;
     }
-    let lacks = |what: &str| {
-        format!(
-            "{what}, so a pod with pinfold.io/cpus=required starts on shared CPUs while no agent answers"
-        )
-    };
-    let plugin = if texts.iter().any(|text| requires_plugin(text)) {
-        "; the runtime creates no container without the plugin pinfold"
-    } else {
-        ""
-    };
+    let has_plugin = texts.iter().any(|text| requires_plugin(text));
     let Some(program) = texts.iter().find_map(|text| program(text)) else {
+        let when = if has_plugin {
+            "if the agent hangs or ends before its start (without the plugin, the runtime creates no container)"
+        } else {
+            "while no agent answers"
+        };
         return Some(Finding {
             is_good: false,
-            text: lacks("the runtime has no handler pinfold-required") + plugin,
+            text: format!(
+                "the runtime has no handler pinfold-required, so a pod with pinfold.io/cpus=required starts on shared CPUs {when}"
+            ),
             advice: Some("where that matters, install pinfold-runtime (docs/guides/required.md)"),
         });
     };
@@ -49,6 +47,11 @@ pub(super) fn examine(root: &Path) -> Option<Finding> {
         version(&on_node)
     } else {
         on_node.exists().then(|| "the node's runtime".to_owned())
+    };
+    let plugin = if has_plugin {
+        "; the runtime creates no container without the plugin pinfold"
+    } else {
+        ""
     };
     Some(match runs {
         Some(real) => Finding {
@@ -139,7 +142,9 @@ mod tests {
     fn the_handler_is_found_and_its_program_looked_for() {
         assert_eq!(examine(tempfile::tempdir().unwrap().path()), None);
         let without = examine(node("version = 2\n").path()).unwrap();
-        assert!(!without.is_good && without.text.contains("no handler"));
+        assert!(!without.is_good && without.text.ends_with("while no agent answers"));
+        let plugin = examine(node("required_plugins = ['pinfold']\n").path()).unwrap();
+        assert!(!plugin.is_good && plugin.text.contains("if the agent hangs"));
         let config = "[plugins.'x'.containerd.runtimes.pinfold-required]\nruntime_type = 'y'\n\
                       [plugins.'x'.containerd.runtimes.pinfold-required.options]\nBinaryName = '/opt/p/r'\n";
         let root = node(config);

@@ -79,14 +79,14 @@ pub(crate) fn state(real: &Path, globals: &[OsString], id: &str) -> Result<State
         .map_err(|error| real::cannot_run(real, &error))?;
     if !output.status.success() {
         return Err(format!(
-            "`{} state` says nothing about the container: {}",
+            "can't learn the container's state, because `{} state` failed: {}",
             real.display(),
             String::from_utf8_lossy(&output.stderr).trim()
         ));
     }
     serde_json::from_slice(&output.stdout).map_err(|error| {
         format!(
-            "`{} state` gives an answer that is no state of a container: {error}",
+            "can't learn the container's state from the answer of `{} state`: {error}",
             real.display()
         )
     })

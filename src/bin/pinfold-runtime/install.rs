@@ -67,8 +67,10 @@ pub(crate) fn run(arguments: &[OsString]) -> Option<ExitCode> {
     };
     let _ = writeln!(io::stdout(), "{done}");
     // Kubernetes would start a container again that ends.
-    while settings.stay {
-        std::thread::park();
+    if settings.stay {
+        loop {
+            std::thread::park();
+        }
     }
     Some(ExitCode::SUCCESS)
 }
