@@ -24,6 +24,8 @@
 //! All four decide with the same [`cpu`], [`pod`] and [`pin`], so what `plan` shows, what the demo does and what the agent does can't
 //! differ. [`text`] and [`cli`] serve all of them.
 //!
+//! A small second program, `src/bin/pinfold-runtime`, runs in front of a node's OCI runtime and uses none of these modules.
+//!
 //! # The modules, in the order to read them
 //!
 //! A module imports only the modules in its row; `tests/modules.rs` checks the imports and this table.

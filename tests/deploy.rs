@@ -8,9 +8,10 @@
 //! | The manifests, the chart and the unit are valid, and have the rights that the documentation names. | `manifests`, `unit` |
 //! | The chart renders what kustomize renders, and each value has an effect. | `chart`, `values` |
 //! | The policies keep an agent to its own Node. | `claims` |
+//! | Pods that require CPUs need the class. | `required` |
 //! | The policy for thread counts computes what the agent computes. | `threads` |
 //! | The agent works with exactly the capabilities that it is given. | `agent` |
-//! | The images contain the binary and nothing else. | `image` |
+//! | The images contain the binaries and nothing else. | `image` |
 //! | A release has all its files. | `release`, `krew` |
 
 #![allow(
@@ -49,6 +50,8 @@ mod krew;
 mod manifests;
 #[path = "deploy/release.rs"]
 mod release;
+#[path = "deploy/required.rs"]
+mod required;
 #[path = "deploy/threads.rs"]
 mod threads;
 #[path = "deploy/tools.rs"]

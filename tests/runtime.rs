@@ -8,6 +8,7 @@
 //! | what holds | tests |
 //! |---|---|
 //! | A container has its CPUs and variables before its first instruction. | `pinned` |
+//! | Behind `pinfold-runtime`, no container of a `required` pod starts without its CPUs, whatever happens to the agent. | `required` |
 //! | The plugin library gives a real runtime's container each adjustment. | `plugin` |
 //! | Without a plugin, the runtimes do what the other tests compare with. | `plain` |
 
@@ -55,6 +56,8 @@ mod pods;
     reason = "the program itself is built by tests/runtime/prepare"
 )]
 mod probe;
+#[path = "runtime/required.rs"]
+mod required;
 #[path = "runtime/scenarios.rs"]
 mod scenarios;
 #[path = "runtime/scripted.rs"]

@@ -8,6 +8,7 @@ use tokio::sync::oneshot;
 
 use crate::cpu::CpuSet;
 use crate::host::pod_resources::CpuManager;
+use crate::pin::Enforcement;
 use crate::pod::{ApiUid, ObjectName, Pod, ThreadEnvironment};
 
 /// The receiver of the answer to StartContainer. An error is the reason for a refusal.
@@ -211,6 +212,8 @@ pub struct CreateAnswer {
     pub memory: Option<CpuSet>,
     /// The reason for a refusal; `None` if the runtime may create the container.
     pub refused: Option<String>,
+    /// How the CPUs are enforced that the container must have before it starts; `None` if it may start on shared CPUs.
+    pub checked: Option<Enforcement>,
     /// Whether the container's pod counts as a training pod.
     pub training: bool,
     pub threads: ThreadEnvironment,

@@ -23,6 +23,12 @@ pub(super) fn at_creation(pod: &Pod, decision: &Decision, owed: Option<bool>) ->
         .map(refusal)
 }
 
+/// Whether `pinfold-runtime` checks the container's CPUs before it starts. An init container is not checked, because the CPUs
+/// on which it runs belong to the containers that follow.
+pub(super) fn is_checked(pod: &Pod, entitlement: &Entitlement) -> bool {
+    is_required(pod) && entitlement.cpus() > 0
+}
+
 /// Whether a container may start, judged by its effective CPUs. `all` are the containers that the turn has read.
 ///
 /// # Errors
@@ -148,6 +154,8 @@ fn refusal(why: &str) -> String {
 #[cfg(test)]
 #[allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 mod tests {
+    use std::collections::BTreeMap;
+
     use super::*;
     use crate::pod::{Obstacle, PodRole, Policy, RecognizedPod, ThreadPolicy, thread_environment};
 
@@ -183,6 +191,25 @@ mod tests {
         assert_eq!(
             why_none(&owed, Qos::Guaranteed, Some("1 free")).unwrap(),
             "1 free"
+        );
+    }
+
+    #[test]
+    fn only_exclusive_containers_of_required_pods_are_checked() {
+        let pod = |cpus: &str| Pod {
+            annotations: BTreeMap::from([("pinfold.io/cpus".to_owned(), cpus.to_owned())]).into(),
+            ..Pod::default()
+        };
+        let exclusive = Entitlement::Exclusive {
+            cpus: 2,
+            reason: String::new(),
+        };
+        let inherit = Entitlement::Inherit {
+            reason: String::new(),
+        };
+        assert!(is_checked(&pod("required"), &exclusive));
+        assert!(
+            !is_checked(&pod("required"), &inherit) && !is_checked(&pod("exclusive"), &exclusive)
         );
     }
 

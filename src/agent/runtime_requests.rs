@@ -121,6 +121,7 @@ impl Reconciler {
                 cpuset: None,
                 memory: None,
                 refused: None,
+                checked: None,
                 training: false,
                 threads: threads(node, pod, usize::MAX, None, &shared),
             });
@@ -147,6 +148,7 @@ impl Reconciler {
             cpuset: writable.and_then(|cpus| self.world.cpus_for_runtime(uid, container, cpus)),
             memory: decision.memory.clone(),
             refused: refused.filter(|_| node.enforcement != Enforcement::Observe),
+            checked: gate::is_checked(pod, &decision.entitlement).then_some(node.enforcement),
             training: pod::training(pod, policy).counts,
             threads: threads(node, pod, decision.container, cpus, &shared),
         })

@@ -8,7 +8,7 @@ use clap::Args;
 use console::Style;
 use serde::Serialize;
 
-use super::{Line, OutputFormat};
+use super::{Line, OutputFormat, doctor_required};
 #[cfg(feature = "portforward")]
 use super::{agents::ClusterArgs, cluster_doctor};
 #[cfg(feature = "portforward")]
@@ -157,6 +157,7 @@ fn examine(config: &Config) -> Vec<CheckResult> {
         )),
     }
     findings.push(runtime(&config.runtime));
+    findings.extend(required(&config.root_dir));
     match AgentNode::new(config.clone()) {
         Ok(node) => {
             findings.push(enforcement(&node));
@@ -171,6 +172,21 @@ fn examine(config: &Config) -> Vec<CheckResult> {
         )),
     }
     findings
+}
+
+/// What holds for pods that require exclusive CPUs while no agent answers the runtime.
+fn required(root: &std::path::Path) -> Option<CheckResult> {
+    let finding = doctor_required::examine(root)?;
+    Some(CheckResult {
+        what: "required",
+        verdict: if finding.is_good {
+            CheckVerdict::Good
+        } else {
+            CheckVerdict::Weak
+        },
+        finding: finding.text,
+        advice: finding.advice.map(str::to_owned),
+    })
 }
 
 fn good(what: &'static str, finding: String) -> CheckResult {

@@ -14,6 +14,7 @@ mod config;
 #[cfg(feature = "demo")]
 mod demo;
 mod doctor;
+mod doctor_required;
 #[cfg(any(feature = "bench", feature = "experiments"))]
 mod draft;
 mod environment;

@@ -157,6 +157,18 @@ fn chart_and_overlays_render_the_same_objects() {
     );
 
     let folder = tempfile::tempdir_in(here("deploy")).unwrap();
+    let text = "resources: [../overlays/containerd]\ncomponents: [../components/required, ../components/required-install]\n";
+    std::fs::write(folder.path().join("kustomization.yaml"), text).unwrap();
+    assert_equal(
+        template(
+            &helm,
+            &[namespace, "required.class=true", "required.wrapper=install"],
+        ),
+        kustomize(&kubectl, folder.path()),
+        "required and required-install",
+    );
+
+    let folder = tempfile::tempdir_in(here("deploy")).unwrap();
     let text = "resources: [../overlays/containerd]\ncomponents: [../components/reclaim]\n";
     std::fs::write(folder.path().join("kustomization.yaml"), text).unwrap();
     let reclaiming = kustomize(&kubectl, folder.path());

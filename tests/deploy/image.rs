@@ -1,4 +1,4 @@
-//! The images, built from scratch and without a daemon, contain only the binary, which runs in the image.
+//! The images, built from scratch and without a daemon, contain only the binaries, which run in the image.
 
 use std::fs;
 use std::process::Command;
@@ -36,28 +36,33 @@ fn both_dockerfiles_make_the_same_images() {
 }
 
 #[test]
-fn each_image_holds_the_binary_and_nothing_else() {
+fn each_image_holds_the_binaries_and_nothing_else() {
     if debian("buildah", "buildah").is_none() {
         return;
     }
     // A test binary consists mostly of symbols, so the test strips the binary. `tests/run` measures the images with the
     // binaries of a release.
     let folder = tempfile::tempdir().unwrap();
-    let stripped = folder.path().join("pinfold");
-    succeed(
-        Command::new("strip")
-            .arg("-o")
-            .arg(&stripped)
-            .arg(env!("CARGO_BIN_EXE_pinfold")),
-    );
-    let script_output =
-        succeed(Command::new(here("tests/deploy/image.sh")).args([&stripped, &stripped]));
+    let strip = |name: &str, binary: &str| {
+        let stripped = folder.path().join(name);
+        succeed(Command::new("strip").arg("-o").arg(&stripped).arg(binary));
+        stripped
+    };
+    let binary = strip("pinfold", env!("CARGO_BIN_EXE_pinfold"));
+    let runtime = strip("pinfold-runtime", env!("CARGO_BIN_EXE_pinfold-runtime"));
+    let mut script = Command::new(here("tests/deploy/image.sh"));
+    let script_output = succeed(script.args([&binary, &binary, &runtime]));
     let content: Vec<&str> = script_output
         .lines()
         .filter(|line| line.starts_with("content: "))
         .collect();
     assert_eq!(
-        content, ["content: /pinfold -rwxr-xr-x"; 2],
+        content,
+        [
+            "content: /pinfold -rwxr-xr-x",
+            "content: /pinfold-runtime -rwxr-xr-x",
+            "content: /pinfold -rwxr-xr-x"
+        ],
         "{script_output}"
     );
     for image in [
@@ -66,6 +71,10 @@ fn each_image_holds_the_binary_and_nothing_else() {
     ] {
         assert!(script_output.contains(image), "{script_output}");
     }
+    assert!(
+        script_output.contains("Usage: pinfold-runtime install"),
+        "{script_output}"
+    );
     assert_labels(&script_output);
     let version = format!("pinfold {}", env!("CARGO_PKG_VERSION"));
     assert_eq!(

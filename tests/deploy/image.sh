@@ -1,12 +1,12 @@
 #!/usr/bin/env bash
-# Builds both images, lists the content and the labels of each image, and runs the binary with the image as root
+# Builds both images, lists the content and the labels of each image, and runs the binaries with the image as root
 # directory.
 #
-#   tests/deploy/image.sh BINARY TOOLS-BINARY
+#   tests/deploy/image.sh BINARY TOOLS-BINARY RUNTIME-BINARY
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 
-binary=$1 tools=$2
+binary=$1 tools=$2 runtime=$3
 command -v buildah >/dev/null || { echo "image.sh: no buildah: apt-get install buildah" >&2; exit 1; }
 work=$(mktemp -d)
 images() { buildah --root "$work/root" --runroot "$work/run" --storage-driver vfs "$@"; }
@@ -30,6 +30,7 @@ done
 mkdir "$work/context"
 cp "$binary" "$work/context/pinfold"
 cp "$tools" "$work/context/pinfold-tools"
+cp "$runtime" "$work/context/pinfold-runtime"
 format='user={{.OCIv1.Config.User}} entrypoint={{.OCIv1.Config.Entrypoint}} cmd={{.OCIv1.Config.Cmd}}'
 labels='{{range $name, $value := .OCIv1.Config.Labels}}label: {{$name}}={{$value}}{{"\n"}}{{end}}'
 for image in pinfold pinfold-tools; do
@@ -47,6 +48,7 @@ for image in pinfold pinfold-tools; do
     printf 'size: %s bytes\n' "$(stat -c %s "$root/pinfold")"
     # The root directory has only the binary, so a missing library would show.
     chroot "$root" /pinfold --version
+    [ "$image" = pinfold-tools ] || chroot "$root" /pinfold-runtime install --help | sed -n 1p
     images umount "$container" >/dev/null
     container=
 done

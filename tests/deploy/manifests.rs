@@ -12,6 +12,7 @@ use k8s_openapi::api::admissionregistration::v1::{
 use k8s_openapi::api::apps::v1::{DaemonSet, Deployment};
 use k8s_openapi::api::core::v1::{ConfigMap, EnvVar, Namespace, ServiceAccount};
 use k8s_openapi::api::networking::v1::NetworkPolicy;
+use k8s_openapi::api::node::v1::RuntimeClass;
 use k8s_openapi::api::rbac::v1::{ClusterRole, ClusterRoleBinding, Role, RoleBinding};
 use k8s_openapi::api::scheduling::v1::PriorityClass;
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
@@ -40,6 +41,7 @@ pub(crate) fn faults(object: &Value) -> Vec<String> {
             strictly::<ClusterRoleBinding>(object)
         }
         ("networking.k8s.io/v1", "NetworkPolicy") => strictly::<NetworkPolicy>(object),
+        ("node.k8s.io/v1", "RuntimeClass") => strictly::<RuntimeClass>(object),
         ("scheduling.k8s.io/v1", "PriorityClass") => strictly::<PriorityClass>(object),
         ("apiextensions.k8s.io/v1", "CustomResourceDefinition") => {
             strictly::<CustomResourceDefinition>(object)
@@ -101,7 +103,15 @@ fn the_api_knows_every_field() {
         check(&objects, file);
     }
     assert_eq!(checked, 20, "all objects of the base");
-    check(&documents("deploy/policies/threads.yaml"), "threads");
+    for policy in ["threads", "required-class"] {
+        check(
+            &documents(&format!("deploy/policies/{policy}.yaml")),
+            policy,
+        );
+    }
+    for file in ["required/class", "required-install/daemonset"] {
+        check(&documents(&format!("deploy/components/{file}.yaml")), file);
+    }
     for kind in ["podmonitor", "prometheusrule"] {
         check(
             &documents(&format!("deploy/components/{kind}/{kind}.yaml")),

@@ -449,6 +449,51 @@ fn reclaim_cases() -> Vec<Case> {
     ]
 }
 
+fn required_cases() -> Vec<Case> {
+    let installer = |values: &str, field: &str, expected: &str| {
+        let field = format!("{POD}{field}");
+        case(
+            &format!("required.wrapper=install {values}"),
+            ("DaemonSet", "pinfold-runtime"),
+            &field,
+            expected,
+        )
+    };
+    let argument = |values: &str, at: usize, expected: &str| {
+        installer(values, &format!("/containers/0/args/{at}"), expected)
+    };
+    vec![
+        argument(
+            "required.folder=/usr/local/pinfold",
+            5,
+            "--folder=/usr/local/pinfold",
+        ),
+        argument("required.config=/etc/k/c.toml", 4, "--config=/etc/k/c.toml"),
+        installer(
+            "required.config=/etc/k/c.toml",
+            "/volumes/[config]/hostPath/path",
+            "/etc/k",
+        ),
+        argument(
+            "runtime=crio",
+            4,
+            "--config=/etc/crio/crio.conf.d/99-pinfold-required.conf",
+        ),
+        argument(
+            "required.realRuntime=/usr/bin/crun",
+            6,
+            "--real=/usr/bin/crun",
+        ),
+        argument("required.wrapper=uninstall", 0, "uninstall"),
+        case(
+            "required.class=true required.nodeSelector.disk=ssd",
+            ("RuntimeClass", "pinfold-required"),
+            "/scheduling/nodeSelector/disk",
+            "ssd",
+        ),
+    ]
+}
+
 fn rendered(helm: &Path, values: &[String]) -> Vec<Value> {
     let values: Vec<&str> = values.iter().map(String::as_str).collect();
     template(helm, &values)
@@ -466,6 +511,7 @@ fn every_value_reaches_an_object() {
         monitoring_cases(),
         dashboard_cases(),
         reclaim_cases(),
+        required_cases(),
     ];
     let cases: Vec<Case> = groups.into_iter().flatten().collect();
     for case in &cases {
@@ -495,6 +541,8 @@ fn every_object_names_its_release() {
             "prometheusRule.enabled=true",
             "dashboard.enabled=true",
             "config.maxMovesPerHour=1",
+            "required.class=true",
+            "required.wrapper=install",
         ],
     );
     for object in &objects {

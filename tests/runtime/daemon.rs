@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 use std::fs;
 use std::io::Write;
-use std::os::unix::fs::PermissionsExt;
+use std::os::unix::fs::{PermissionsExt, symlink};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::sync::{Mutex, PoisonError};
@@ -32,6 +32,16 @@ pub(crate) fn suites() -> Vec<String> {
 
 /// The runtime's time limit for an answer of a plugin. containerd's default of 2 s is too short on a machine that pauses.
 pub(crate) const PLUGIN_TIME_LIMIT: Duration = Duration::from_secs(20);
+
+/// The handler behind which `pinfold-runtime` runs.
+pub(crate) const HANDLER: &str = "pinfold-required";
+
+/// `pinfold-runtime`, or the program that `PINFOLD_WRAPPER` names.
+fn wrapper() -> PathBuf {
+    std::env::var_os("PINFOLD_WRAPPER")
+        .unwrap_or_else(|| env!("CARGO_BIN_EXE_pinfold-runtime").into())
+        .into()
+}
 
 /// The folder into which `tests/runtime/prepare` writes the runtimes.
 fn tools() -> PathBuf {
@@ -104,6 +114,8 @@ impl Runtime {
         let runc_wrapper = runtime.path("runc-again");
         fs::write(&runc_wrapper, include_str!("runc-again")).unwrap();
         fs::set_permissions(&runc_wrapper, fs::Permissions::from_mode(0o755)).unwrap();
+        fs::copy(wrapper(), runtime.path("pinfold-runtime")).unwrap();
+        symlink("runc-again", runtime.path("pinfold-runtime.real")).unwrap();
         runtime.launch();
         runtime.import();
         runtime.version = runtime.cri.call(&VersionRequest {}).version;
@@ -135,7 +147,8 @@ impl Runtime {
     }
 
     /// The configuration file. Versions 1 and 2 have different keys. With `restrict_oom_score_adj`,
-    /// containerd never lowers the OOM score below its own, which root in a container may not do.
+    /// containerd never lowers the OOM score below its own, which root in a container may not do. With `pod_annotations`, it
+    /// copies the annotations of pods to their containers, as CRI-O does.
     fn configuration(&self) -> String {
         let here = self.folder.path().display();
         let time_limit = self.time_limit.as_secs();
@@ -170,6 +183,13 @@ conf_dir = '{here}/cni'
 runtime_type = 'io.containerd.runc.v2'
 [plugins.'{cri}'.containerd.runtimes.runc.options]
 BinaryName = '{here}/runc-again'
+Root = '{here}/runc'
+SystemdCgroup = false
+[plugins.'{cri}'.containerd.runtimes.{HANDLER}]
+runtime_type = 'io.containerd.runc.v2'
+pod_annotations = ['*', '*/*']
+[plugins.'{cri}'.containerd.runtimes.{HANDLER}.options]
+BinaryName = '{here}/pinfold-runtime'
 Root = '{here}/runc'
 SystemdCgroup = false
 [plugins.'io.containerd.internal.v1.opt']

@@ -130,6 +130,8 @@ pub(crate) struct Namespaces {
 pub(crate) struct RunPodSandbox {
     #[prost(message, optional, tag = "1")]
     pub(crate) config: Option<PodConfig>,
+    #[prost(string, tag = "2")]
+    pub(crate) runtime_handler: String,
 }
 
 #[derive(Clone, PartialEq, Message)]

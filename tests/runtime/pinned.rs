@@ -17,7 +17,7 @@ use crate::probe::Report;
 use crate::scenarios::{self, Stage, began_in, cpus};
 
 /// Settings of an agent that learns about pods only from the runtime. One CPU can become exclusive.
-fn settings(kernel: &Kernel, tree: &Tree<'_>, runtime: &Runtime) -> Settings {
+pub(crate) fn settings(kernel: &Kernel, tree: &Tree<'_>, runtime: &Runtime) -> Settings {
     let socket = runtime.nri().display().to_string();
     let args = [
         "--api=never",
@@ -29,7 +29,7 @@ fn settings(kernel: &Kernel, tree: &Tree<'_>, runtime: &Runtime) -> Settings {
     Settings::without_manifests(&tree.path, &kernel.all_but_one()).with(&args)
 }
 
-fn connected(agent: &Agent) {
+pub(crate) fn connected(agent: &Agent) {
     agent.eventually("the runtime is synchronized", |status| {
         status["runtime"]["state"] == "synchronized"
     });
@@ -46,7 +46,7 @@ fn explained(agent: &Agent, pod: &str) -> String {
 }
 
 /// Runs a scenario with each runtime and an agent that is connected to it.
-fn with_each(scenario: impl Fn(Stage<'_>, &Agent)) {
+pub(crate) fn with_each(scenario: impl Fn(Stage<'_>, &Agent)) {
     let Some(kernel) = kernel_tests() else { return };
     for suite in suites() {
         let tree = kernel.tree();
@@ -66,7 +66,7 @@ fn with_each(scenario: impl Fn(Stage<'_>, &Agent)) {
 }
 
 /// The shared CPUs while the worker owns the exclusive CPU.
-fn shared(kernel: &Kernel) -> CpuSet {
+pub(crate) fn shared(kernel: &Kernel) -> CpuSet {
     kernel.all_but_one()
 }
 

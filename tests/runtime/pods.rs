@@ -44,6 +44,8 @@ pub(crate) struct PodSpec {
     pub(crate) uid: String,
     pub(crate) labels: BTreeMap<String, String>,
     pub(crate) annotations: BTreeMap<String, String>,
+    /// The handler of the pod's RuntimeClass; empty for the default.
+    pub(crate) handler: String,
     /// Init containers. Each ends before the next begins.
     pub(crate) init: Vec<ContainerSpec>,
     /// Init containers that keep running.
@@ -125,6 +127,7 @@ impl PodSpec {
             uid: format!("{name}-uid"),
             labels: BTreeMap::new(),
             annotations: BTreeMap::new(),
+            handler: String::new(),
             init: Vec::new(),
             sidecars: Vec::new(),
             containers: vec![main],
@@ -140,6 +143,11 @@ impl PodSpec {
 
     pub(crate) fn labelled(mut self, name: &str, value: &str) -> Self {
         self.labels.insert(name.to_owned(), value.to_owned());
+        self
+    }
+
+    pub(crate) fn annotated(mut self, name: &str, value: &str) -> Self {
+        self.annotations.insert(name.to_owned(), value.to_owned());
         self
     }
 
@@ -285,6 +293,7 @@ impl<'a> Pod<'a> {
             .cri
             .call(&RunPodSandbox {
                 config: Some(config.clone()),
+                runtime_handler: spec.handler.clone(),
             })
             .id;
         Self {

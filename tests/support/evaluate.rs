@@ -60,7 +60,7 @@ fn environment() -> Arc<Env> {
     env.add_extension(cel::extensions::strings).unwrap();
     let shapes: [(&str, &[&str]); 4] = [
         ("Object", &["metadata", "spec"]),
-        ("Object.spec", &["containers"]),
+        ("Object.spec", &["containers", "runtimeClassName"]),
         ("Object.spec.containers", &["name", "env"]),
         ("Object.spec.containers.env", &["name", "value"]),
     ];

@@ -18,10 +18,15 @@ use crate::nri::{
     self, Container, ContainerAdjustment, CpuChange, EventSet, HandlerTimeout, Inventory,
     PodSandbox, Refusal, UnansweredCall,
 };
+use crate::pin::Enforcement;
 use crate::pod::{Pod, is_required};
 
 /// The variable that names a container's exclusive CPUs.
 const CPUS: &str = "PINFOLD_CPUS";
+
+/// The annotation that `pinfold-runtime` reads before the container starts; src/bin/pinfold-runtime/container.rs has the same
+/// name. With the container's id, the value is one that no author of a pod can foretell.
+const START_CHECK: &str = "pinfold.io/start-check";
 
 /// How long an answer may wait for the Node's slot: the time since the agent's start, and the time
 /// of one wait. Half of the time that is left until the request's deadline is the third limit.
@@ -200,6 +205,7 @@ impl PluginHandler {
             cpus,
             cpuset,
             memory,
+            checked,
             training,
             threads,
             ..
@@ -214,7 +220,7 @@ impl PluginHandler {
         }
         env.retain(|name, _| container.variable(name).is_none());
         let names: Vec<&str> = env.keys().map(String::as_str).collect();
-        let mut annotations = BTreeMap::new();
+        let mut annotations = BTreeMap::from([start_check(container, checked)]);
         if !names.is_empty() {
             annotations.insert(INJECTED.to_owned(), names.join(","));
         }
@@ -444,6 +450,12 @@ impl nri::Plugin for PluginHandler {
     }
 }
 
+/// The annotation for `pinfold-runtime`: `shared`, or how the container's CPUs are enforced, and the container's id.
+fn start_check(container: &Container, checked: Option<Enforcement>) -> (String, String) {
+    let check = checked.map_or("shared", Enforcement::name);
+    (START_CHECK.to_owned(), format!("{check} {}", container.id))
+}
+
 /// Removes the injected variables from the environment, so that only those of the image and of the
 /// pod's author are left.
 fn without_injected_variables(mut reported: RuntimePod) -> RuntimePod {
@@ -490,6 +502,16 @@ mod tests {
             pod_sandbox_id: pod().id,
             ..Container::default()
         }
+    }
+
+    /// src/bin/pinfold-runtime/container.rs reads these texts.
+    #[test]
+    fn the_annotation_for_the_check_has_the_containers_own_id() {
+        let value = |checked| start_check(&container("id1"), checked).1;
+        assert_eq!(value(None), "shared id1");
+        assert_eq!(value(Some(Enforcement::Partition)), "partition id1");
+        assert_eq!(value(Some(Enforcement::Cpuset)), "cpuset id1");
+        assert_eq!(value(Some(Enforcement::Observe)), "observe id1");
     }
 
     #[test]

@@ -40,6 +40,16 @@ app.kubernetes.io/name: {{ include "pinfold.name" . }}-reclaim
 app.kubernetes.io/instance: {{ .Release.Name | toYaml }}
 {{- end }}
 
+{{/* The labels of the pods that install pinfold-runtime. */}}
+{{- define "pinfold.runtime.selector" -}}
+app.kubernetes.io/name: {{ include "pinfold.name" . }}-runtime
+{{- end }}
+
+{{- define "pinfold.runtime.labels" -}}
+{{ include "pinfold.runtime.selector" . }}
+app.kubernetes.io/instance: {{ .Release.Name | toYaml }}
+{{- end }}
+
 {{/* The agents' service account. */}}
 {{- define "pinfold.serviceAccount" -}}
 {{- if or .Values.serviceAccount.create .Values.serviceAccount.name -}}
