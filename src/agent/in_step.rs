@@ -14,15 +14,27 @@ use crate::pin::Snapshot;
 
 /// What the agent has to wait for before pods may come to a new node.
 pub(super) struct StepSources {
-    pub(super) snapshot: watch::Receiver<Option<Arc<Snapshot>>>,
-    pub(super) heartbeat: Heartbeat,
+    snapshot: watch::Receiver<Option<Arc<Snapshot>>>,
+    heartbeat: Heartbeat,
     /// Present where the configuration permits NRI.
-    pub(super) runtime: Option<RuntimeLink>,
+    runtime: Option<RuntimeLink>,
 }
 
 // === impl StepSources ===
 
 impl StepSources {
+    pub(super) fn new(
+        snapshot: &watch::Receiver<Option<Arc<Snapshot>>>,
+        heartbeat: &Heartbeat,
+        runtime: Option<&RuntimeLink>,
+    ) -> Self {
+        Self {
+            snapshot: snapshot.clone(),
+            heartbeat: heartbeat.clone(),
+            runtime: runtime.cloned(),
+        }
+    }
+
     fn in_step(&self) -> InStep {
         if let Some(failing) = self.heartbeat.failing() {
             return Err(failing);
@@ -76,7 +88,7 @@ async fn changed(connection: &mut Option<watch::Receiver<ConnectionState>>) {
     {
         return;
     }
-    std::future::pending().await
+    std::future::pending::<()>().await;
 }
 
 #[cfg(test)]
@@ -124,11 +136,8 @@ mod tests {
             let (snapshot, snapshots) = watch::channel(None);
             let (connection, state) = watch::channel(ConnectionState::default());
             let heartbeat = Heartbeat::new(Duration::from_secs(10));
-            let sources = StepSources {
-                snapshot: snapshots,
-                heartbeat: heartbeat.clone(),
-                runtime: Some(RuntimeLink::new(state, socket, expected)),
-            };
+            let runtime = RuntimeLink::new(state, socket, expected);
+            let sources = StepSources::new(&snapshots, &heartbeat, Some(&runtime));
             let (sender, in_step) = watch::channel(Ok(()));
             tokio::spawn(tell(sources, sender));
             Self {
@@ -185,11 +194,9 @@ mod tests {
             assert_eq!(!told.says().await.is_empty(), waits, "{expected}");
         }
         let (sender, snapshots) = watch::channel(snapshot(true));
-        let sources = StepSources {
-            snapshot: snapshots,
-            heartbeat: Heartbeat::new(Duration::from_secs(10)),
-            runtime: Some(RuntimeLink::unused(missing)),
-        };
+        let heartbeat = Heartbeat::new(Duration::from_secs(10));
+        let unused = RuntimeLink::unused(missing);
+        let sources = StepSources::new(&snapshots, &heartbeat, Some(&unused));
         assert_eq!(sources.in_step(), Ok(()));
         drop(sender);
     }

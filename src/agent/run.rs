@@ -122,11 +122,7 @@ impl Agent {
         );
         let heartbeat = Heartbeat::new(node.config.reconcile_interval);
         let cluster_tasks = cluster.as_ref();
-        let step_sources = StepSources {
-            snapshot: snapshot.clone(),
-            heartbeat: heartbeat.clone(),
-            runtime: runtime.clone(),
-        };
+        let step_sources = StepSources::new(&snapshot, &heartbeat, runtime.as_ref());
         in_step::start(step_sources, cluster_tasks, &mut tasks);
         let capacity = NodeCapacity::new(&node, cluster_tasks);
         let state = Arc::new(HttpState {
