@@ -318,10 +318,7 @@ pub(super) fn planned(
             entitlement: decision.entitlement,
             numa: topology.numa_of(&cpus),
             mems: decision.memory,
-            bindings: own.map_or_else(Vec::new, |own| {
-                let bindings = pod.bindings(decision.container).iter();
-                bindings.map(|binding| binding.advice(own)).collect()
-            }),
+            bindings: pod.binding_advice(decision.container, own),
             cpus,
             env: threads.variables.clone(),
             threads,
@@ -396,6 +393,34 @@ impl PlanArgs {
     }
 }
 
+/// A container's row of the table.
+fn row(container: &PlannedContainer) -> [String; 9] {
+    let cpus = if container.exclusive {
+        container.cpus.to_string()
+    } else {
+        format!("shared {}", container.cpus)
+    };
+    let threads = container
+        .threads
+        .threads
+        .map_or_else(|| "-".to_owned(), |threads| threads.to_string());
+    let list = |numa: Option<&CpuSet>| numa.map_or_else(|| "-".to_owned(), CpuSet::to_string);
+    [
+        format!("{}/{}", container.namespace, container.pod),
+        container.container.clone(),
+        container.role.to_string(),
+        container.qos.to_string(),
+        cpus,
+        list(container.numa.as_ref()),
+        list(container.mems.as_ref()),
+        threads,
+        container
+            .note
+            .clone()
+            .unwrap_or_else(|| container.entitlement.reason().to_owned()),
+    ]
+}
+
 pub(super) fn in_table(planned: &Planned) -> Vec<String> {
     let mut table = super::table(&[
         "POD",
@@ -411,30 +436,7 @@ pub(super) fn in_table(planned: &Planned) -> Vec<String> {
     // Memory, NUMA nodes, QoS, role, reason, container.
     table.leave_out(&[6, 5, 3, 2, 8, 1]);
     for container in &planned.containers {
-        let cpus = if container.exclusive {
-            container.cpus.to_string()
-        } else {
-            format!("shared {}", container.cpus)
-        };
-        let threads = container
-            .threads
-            .threads
-            .map_or_else(|| "-".to_owned(), |threads| threads.to_string());
-        let list = |numa: Option<&CpuSet>| numa.map_or_else(|| "-".to_owned(), CpuSet::to_string);
-        table.add_row([
-            format!("{}/{}", container.namespace, container.pod),
-            container.container.clone(),
-            container.role.to_string(),
-            container.qos.to_string(),
-            cpus,
-            list(container.numa.as_ref()),
-            list(container.mems.as_ref()),
-            threads,
-            container
-                .note
-                .clone()
-                .unwrap_or_else(|| container.entitlement.reason().to_owned()),
-        ]);
+        table.add_row(row(container));
     }
     let moved = |moved: &ContainerMove| {
         let ContainerMove {

@@ -231,12 +231,9 @@ pub fn containers(
     mut threads: impl FnMut(&RecognizedPod, usize, Option<&CpuSet>) -> ThreadEnvironment,
 ) -> Vec<ContainerState> {
     let mut states = Vec::with_capacity(decisions.containers.len());
-    let by_uid: HashMap<&str, &ObservedPod> = observed
-        .pods
-        .iter()
-        .rev()
-        .map(|pod| (pod.cgroup.uid.as_str(), pod))
-        .collect();
+    let by_uid = observed.pods.iter().rev();
+    let by_uid: HashMap<&str, &ObservedPod> =
+        by_uid.map(|pod| (pod.cgroup.uid.as_str(), pod)).collect();
     for decision in &decisions.containers {
         let pod = pods.get(decision.pod);
         let container = pod.and_then(|pod| pod.containers.get(decision.container));
@@ -255,10 +252,6 @@ pub fn containers(
             refused,
             ..
         } = decision.clone();
-        let bindings = assigned.as_ref().map_or_else(Vec::new, |own| {
-            let bindings = pod.bindings(decision.container).iter();
-            bindings.map(|binding| binding.advice(own)).collect()
-        });
         states.push(ContainerState {
             namespace: pod.namespace.clone(),
             pod: pod.name.clone(),
@@ -292,11 +285,11 @@ pub fn containers(
             created: cgroup.is_some() || container.runtime_id.is_some() || pod.finished,
             finished: pod.finished,
             threads: threads(pod, decision.container, assigned.as_ref()),
+            bindings: pod.binding_advice(decision.container, assigned.as_ref()),
             assigned,
             injected: None,
             required: pod::is_required(pod),
             note,
-            bindings,
             unpinned_seconds: None,
             refused,
             at_start: None,

@@ -11,7 +11,7 @@ const MOST: (usize, usize) = (4, 60);
 
 /// A use of the machine's CPU numbers.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Binding {
+pub(super) struct Binding {
     /// The words, as the user wrote them.
     found: String,
     by: BoundBy,
@@ -183,7 +183,7 @@ pub(super) fn limited(mut found: Vec<Binding>) -> Vec<Binding> {
 
 impl Binding {
     /// What happens in a container with these CPUs, and what to write instead, as a sentence.
-    pub fn advice(&self, cpus: &CpuSet) -> String {
+    pub(super) fn advice(&self, cpus: &CpuSet) -> String {
         let Self { found, by } = self;
         let last = cpus.len().saturating_sub(1);
         let relative = if last == 0 {
@@ -254,11 +254,7 @@ mod tests {
             containers: vec![container],
             ..Pod::default()
         });
-        let cpus = "4-6,9".parse().unwrap_or_default();
-        pod.bindings(0)
-            .iter()
-            .map(|binding| binding.advice(&cpus))
-            .collect()
+        pod.binding_advice(0, Some(&"4-6,9".parse().unwrap_or_default()))
     }
 
     #[test]

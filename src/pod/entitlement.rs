@@ -202,26 +202,7 @@ fn decide(
     if container.ended {
         return shared("the container has ended and is not started again".to_owned());
     }
-    match cpus_annotation(pod) {
-        Some(CpusAnnotation::Shared) => {
-            return shared(format!("annotation {CPUS_ANNOTATION}=shared"));
-        }
-        Some(CpusAnnotation::Unknown(value)) => {
-            let reason = format!(
-                "annotation {CPUS_ANNOTATION} is {value:?}, which is unknown: write exclusive, required or shared"
-            );
-            return obstructed(Obstacle::UnknownAnnotation, reason);
-        }
-        Some(CpusAnnotation::Exclusive(_)) | None => {}
-    }
-    if let Some(error) = pod.container_cpus().error() {
-        return obstructed(Obstacle::UnknownAnnotation, error.to_owned());
-    }
-    match meant_to_share(pod, container) {
-        Some(Ok(reason)) => return shared(reason),
-        Some(Err(reason)) => return obstructed(Obstacle::ContainerCpus, reason),
-        None => {}
-    }
+    by_annotation(pod, container)?;
     if container.kind == ContainerKind::Init {
         let reason = "an init container runs on the CPUs of the pod's other containers";
         return Err(NotExclusive::Inherit(reason.to_owned()));
@@ -265,6 +246,31 @@ fn decide(
         )
     };
     Ok((cpus, reason))
+}
+
+/// What the annotations about CPUs decide alone.
+fn by_annotation(pod: &RecognizedPod, container: &Container) -> Result<(), NotExclusive> {
+    let shared = |obstacle, reason| Err(NotExclusive::Shared(obstacle, reason));
+    match cpus_annotation(pod) {
+        Some(CpusAnnotation::Shared) => {
+            return shared(None, format!("annotation {CPUS_ANNOTATION}=shared"));
+        }
+        Some(CpusAnnotation::Unknown(value)) => {
+            let reason = format!(
+                "annotation {CPUS_ANNOTATION} is {value:?}, which is unknown: write exclusive, required or shared"
+            );
+            return shared(Some(Obstacle::UnknownAnnotation), reason);
+        }
+        Some(CpusAnnotation::Exclusive(_)) | None => {}
+    }
+    if let Some(error) = pod.container_cpus().error() {
+        return shared(Some(Obstacle::UnknownAnnotation), error.to_owned());
+    }
+    match meant_to_share(pod, container) {
+        Some(Ok(reason)) => shared(None, reason),
+        Some(Err(reason)) => shared(Some(Obstacle::ContainerCpus), reason),
+        None => Ok(()),
+    }
 }
 
 /// Why [`CONTAINER_CPUS_ANNOTATION`] leaves the container on the shared CPUs: on purpose, or by mistake (`Err`) if it gives

@@ -55,7 +55,6 @@ mod uid;
 mod variables;
 mod verdict;
 
-pub use binding::Binding;
 pub use capacity::{Allocatable, AllocatableSource, Capacity, CapacityFinding, CapacityInput};
 pub use container_cpus::{ContainerCpus, ContainerWish};
 pub use cpu_preferences::{Balancing, CpuPreferences, MemoryPolicy, cpu_preferences};

@@ -13,6 +13,7 @@ use super::processes::by_launches;
 use super::role::recognise;
 use super::software::software;
 use super::{ContainerCpus, Pod, Processes, Qos, Recognition, Software, guaranteed_obstacle, qos};
+use crate::cpu::CpuSet;
 
 /// A pod with its role, its QoS class, and the software of each container. It can't be changed: a
 /// changed pod is recognized anew, by [`RecognizedPod::from`].
@@ -77,10 +78,13 @@ impl RecognizedPod {
             .map_or(Software::Unknown, |program| program.software)
     }
 
-    /// The uses of the machine's CPU numbers by the container with this index.
-    pub fn bindings(&self, container: usize) -> &[Binding] {
-        self.program(container)
-            .map_or(&[], |program| program.bindings.as_slice())
+    /// What the container with this index should do differently on CPUs of its own: each use of the machine's CPU numbers.
+    pub fn binding_advice(&self, container: usize, cpus: Option<&CpuSet>) -> Vec<String> {
+        let (Some(program), Some(cpus)) = (self.program(container), cpus) else {
+            return Vec::new();
+        };
+        let bindings = program.bindings.iter();
+        bindings.map(|binding| binding.advice(cpus)).collect()
     }
 
     /// What the container with this index runs; `None` for one outside the pod's description.
