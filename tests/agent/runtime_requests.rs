@@ -4,7 +4,7 @@
 use std::collections::BTreeMap;
 use std::fs;
 use std::os::unix::fs::{OpenOptionsExt, symlink};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use nix::sys::signal::Signal;
@@ -128,7 +128,7 @@ impl Runtime {
         ])
     }
 
-    pub(crate) fn socket(&self) -> &Path {
+    pub(crate) fn socket(&self) -> PathBuf {
         self.socket.path()
     }
 
@@ -528,7 +528,7 @@ fn answers_at_shutdown(kernel: &Kernel, last_attempt: bool) -> bool {
 }
 
 /// Gives a root the machine's own `proc`, without the processes, and with a single interrupt of the test's own.
-fn with_one_interrupt(root: &Root, affinity: &CpuSet) -> std::path::PathBuf {
+fn with_one_interrupt(root: &Root, affinity: &CpuSet) -> PathBuf {
     let proc = Path::new(root.path()).join("proc");
     fs::remove_file(&proc).unwrap();
     fs::create_dir_all(proc.join("irq/24")).unwrap();

@@ -23,10 +23,7 @@ fn the_startup_taint_stays_until_the_runtime_has_reported_its_containers() {
     let mut runtime = Runtime::new();
     let settings = runtime.settings(&cluster.settings(&tree, &kernel));
     // Nobody accepts connections for some seconds, as before the runtime's start.
-    let (socket, away) = (
-        runtime.socket().to_owned(),
-        runtime.socket().with_extension("away"),
-    );
+    let (socket, away) = (runtime.socket(), runtime.socket().with_extension("away"));
     std::fs::rename(&socket, &away).unwrap();
     let agent = settings.with(&["--enforcement", "observe"]).start();
     let taint = |status: &Value| status["cluster"]["startupTaint"].clone();
