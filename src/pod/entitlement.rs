@@ -3,6 +3,7 @@
 use serde::{Deserialize, Serialize};
 
 use super::cpu_preferences::{SINGLE_CORES, wants_single_cores};
+use super::operator_labels::OPERATOR;
 use super::quantity::format_cpu;
 use super::{CPUS_ANNOTATION, Container, ContainerKind, Pod, Recognition, RecognizedPod, Selector};
 use crate::cpu::MAX_CPU;
@@ -209,8 +210,9 @@ fn decide(
         ));
     }
     if let Some(obstacle) = pod.guaranteed_obstacle() {
+        let remedy = guaranteed_remedy(pod);
         let reason = format!(
-            "QoS class {}, not Guaranteed: {obstacle}; set equal CPU and memory requests and limits everywhere",
+            "QoS class {}, not Guaranteed: {obstacle}; {remedy}",
             pod.qos()
         );
         return obstructed(Obstacle::NotGuaranteed, reason);
@@ -232,6 +234,21 @@ fn decide(
             training.evidence
         ),
     ))
+}
+
+/// What to change so that the pod becomes Guaranteed.
+fn guaranteed_remedy(pod: &Pod) -> &'static str {
+    // The training operator adds this container, with a request of half its limit, to the workers of a PyTorchJob with a master.
+    let is_operators = |container: &Container| {
+        let own = &container.resources;
+        container.name == "init-pytorch" && own.cpu_request != own.cpu_limit
+    };
+    if pod.labels.contains_key(OPERATOR) && pod.containers.iter().any(is_operators) {
+        "the training operator adds init-pytorch, so give it equal requests and limits in the operator's \
+         --pytorch-init-container-template-file"
+    } else {
+        "set equal CPU and memory requests and limits everywhere"
+    }
 }
 
 /// The most CPUs that Linux can have.

@@ -5,7 +5,7 @@
 //! The options and the numbers of processes agree with torchrun of PyTorch 2.9, accelerate 1.15,
 //! DeepSpeed, Horovod, and with Open MPI 5, MPICH 5 and Intel MPI 2021, which were tried.
 
-pub(super) use self::numbers::{Launch, by_variable};
+pub(super) use self::numbers::{Launch, by_slots, by_variable};
 use self::numbers::{Options, accelerate, deepspeed, option_name, ranks, short, torchrun};
 use self::table::{Kind, LAUNCHERS, Launcher, OPAQUE, TORCHRUN, WRAPPERS};
 use super::command::{SimpleCommand, base_name, commands, is_shell, script_of, split};
@@ -30,6 +30,8 @@ pub(super) struct Found {
     /// The first program that starts other programs with a fresh environment, so that they do not
     /// get the container's variables.
     pub(super) fresh: Option<&'static str>,
+    /// Whether Python runs a script or a module that is no launcher.
+    pub(super) runs_python: bool,
 }
 
 pub(super) struct Search<'a> {
@@ -39,6 +41,9 @@ pub(super) struct Search<'a> {
     assigned: Option<String>,
     /// The first program that starts others with a fresh environment.
     fresh: Option<&'static str>,
+    /// Whether the shell goes on without waiting for the present command.
+    background: bool,
+    runs_python: bool,
     found: Vec<Launch>,
 }
 
@@ -52,12 +57,15 @@ impl<'a> Search<'a> {
             container,
             assigned: None,
             fresh: None,
+            background: false,
+            runs_python: false,
             found: Vec::new(),
         };
         search.script(commands(&container.args), 0);
         Found {
             launches: search.found,
             fresh: search.fresh,
+            runs_python: search.runs_python,
         }
     }
 
@@ -70,6 +78,7 @@ impl<'a> Search<'a> {
                 _ => {}
             }
             let before = self.found.len();
+            self.background = background;
             let program = self.command(&words, depth);
             // Without a launcher, a loop is the launcher. Loops also copy files or wait, so only
             // Python and programs with a path count.
@@ -120,6 +129,8 @@ impl<'a> Search<'a> {
             self.unclear(format!(
                 "{name} starts a number of processes that its options do not tell"
             ));
+        } else if serves_sessions(name, rest) && !self.background {
+            self.unclear("sshd starts what a launcher elsewhere asks for".to_owned());
         } else if is_python(name) {
             self.python(rest, depth);
         } else if let Some(inner) = wrapped(words) {
@@ -191,6 +202,7 @@ impl<'a> Search<'a> {
         if let Some((launcher, options)) = launcher(&named) {
             self.launch(launcher, name, options, depth);
         } else {
+            self.runs_python |= name != "pip";
             self.foreign(words, depth);
         }
     }
@@ -280,6 +292,19 @@ fn is_opaque(words: &[String]) -> bool {
     OPAQUE.iter().any(|(program, subcommand)| {
         *program == name && (subcommand.is_empty() || *subcommand == next)
     })
+}
+
+/// Whether the program is an sshd that stays in the foreground (`-D`). A script that goes on after it has programs of its own.
+fn serves_sessions(name: &str, options: &[String]) -> bool {
+    // Letters without a value, which may be joined.
+    let flags = |letters: &str| {
+        letters
+            .chars()
+            .take_while(|flag| "46DdeGiqTt".contains(*flag))
+            .any(|flag| flag == 'D')
+    };
+    let mut letters = options.iter().filter_map(|word| word.strip_prefix('-'));
+    name == "sshd" && letters.any(flags)
 }
 
 fn is_python(name: &str) -> bool {

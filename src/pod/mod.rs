@@ -39,6 +39,7 @@ mod keys;
 mod launcher;
 mod manifest;
 mod object;
+mod operator_labels;
 mod processes;
 mod qos;
 pub mod quantity;

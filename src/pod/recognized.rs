@@ -90,8 +90,8 @@ impl From<Arc<Pod>> for RecognizedPod {
             let found = Search::of(&pod, container);
             Program {
                 software: software(&pod, &recognition, container),
-                processes: by_launches(&pod, container, found.launches),
                 fresh: found.fresh,
+                processes: by_launches(&pod, recognition.role, container, found),
             }
         };
         Self {
