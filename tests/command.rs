@@ -414,7 +414,15 @@ fn explain_tells_what_has_no_effect() {
         assert!(out.contains(annotation), "{out}");
     }
 
-    let out = explain(&PODS.replace("image: tf", "command: [/usr/sbin/sshd, -De]"));
+    let sessions = PODS.replace("image: tf", "command: [/usr/sbin/sshd, -De]");
+    let out = explain(&sessions);
+    assert!(
+        out.contains("is unknown (sshd starts what a launcher elsewhere asks for)")
+            && !out.contains("_THREADS="),
+        "{out}"
+    );
+    let annotated = "  annotations: {pinfold.io/processes: '1'}\n  labels: {training";
+    let out = explain(&sessions.replace("  labels: {training", annotated));
     assert!(
         out.contains("OMP_NUM_THREADS=4") && out.contains("mpirun -x NAME=VALUE"),
         "{out}"

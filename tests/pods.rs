@@ -14,8 +14,8 @@ use std::fs;
 use std::path::PathBuf;
 
 use pinfold::pod::{
-    self, Container, ContainerWish, Entitlement, EnvSource, Pod, PodRole, Policy, Qos,
-    RecognizedPod, Resources, ThreadBasis, ThreadPolicy,
+    self, Container, ContainerKind, ContainerWish, Entitlement, EnvSource, Pod, PodRole, Policy,
+    Processes, Qos, RecognizedPod, Resources, ThreadBasis, ThreadPolicy,
 };
 use proptest::prelude::*;
 use serde_json::Value;
@@ -63,6 +63,19 @@ fn role(pod: &Pod) -> String {
     format!("{}{index}{job}, {training}", found.role)
 }
 
+/// The number of processes of each app container; a question mark if it is unknown.
+fn processes(pod: &Pod) -> String {
+    let apps = pod
+        .containers
+        .iter()
+        .filter(|container| container.kind == ContainerKind::App);
+    let number = |container: &Container| match pod::processes(pod, container) {
+        Processes::Known { count, .. } => format!("{}={count}", container.name),
+        Processes::Unknown { .. } => format!("{}=?", container.name),
+    };
+    apps.map(number).collect::<Vec<_>>().join(" ")
+}
+
 /// The annotations of each pod in a file, by the pod's name. The agent keeps only those that a rule uses.
 fn annotations(name: &str) -> BTreeMap<String, BTreeMap<String, String>> {
     let text = fs::read_to_string(data().join(name)).unwrap();
@@ -104,12 +117,14 @@ fn manifests_meet_the_expectations_in_their_annotations() {
             };
             check("expect/qos", pod::qos(&pod).to_string());
             check("expect/role", role(&pod));
+            check("expect/evidence", pod::recognise(&pod).evidence);
+            check("expect/processes", processes(&pod));
             check("expect/cpus", entitlements(&pod, &Policy::default()));
             assert!(expectations > 0, "{} in {name} expects nothing", pod.name);
             checked += 1;
         }
     }
-    assert!(checked >= 60, "only {checked} pods");
+    assert!(checked >= 90, "only {checked} pods");
 }
 
 #[test]
@@ -380,6 +395,14 @@ fn reasons_name_the_remedy() {
              and memory requests and limits everywhere",
         ),
         (
+            "operators.yaml",
+            "bert-worker-0",
+            "pytorch",
+            "QoS class Burstable, not Guaranteed: container init-pytorch has CPU request 50m and limit 100m, which differ; \
+             the training operator adds init-pytorch, so give it equal requests and limits in the operator's \
+             --pytorch-init-container-template-file",
+        ),
+        (
             "qos.yaml",
             "whole-pod",
             "a",
@@ -473,7 +496,7 @@ fn any_resources() -> impl Strategy<Value = Resources> {
     })
 }
 
-const VARIABLES: [&str; 12] = [
+const VARIABLES: [&str; 14] = [
     "TF_NUM_INTRAOP_THREADS",
     "TF_NUM_INTEROP_THREADS",
     "OMP_NUM_THREADS",
@@ -484,16 +507,18 @@ const VARIABLES: [&str; 12] = [
     "PET_NPROC_PER_NODE",
     "TF_CONFIG",
     "OMPI_MCA_orte_default_hostfile",
+    "OMPI_MCA_orte_set_default_slots",
+    "MPI_HOST",
     "KUBERNETES_SERVICE_HOST",
     "PATH",
 ];
 
 fn any_container() -> impl Strategy<Value = Container> {
     let kind = prop_oneof![
-        Just(pod::ContainerKind::Init),
-        Just(pod::ContainerKind::Sidecar),
-        Just(pod::ContainerKind::App),
-        Just(pod::ContainerKind::App)
+        Just(ContainerKind::Init),
+        Just(ContainerKind::Sidecar),
+        Just(ContainerKind::App),
+        Just(ContainerKind::App)
     ];
     let source = prop_oneof![
         Just(EnvSource::Reference),

@@ -13,7 +13,7 @@ use crate::text::nearest;
 const PREFIX: &str = "PINFOLD_";
 
 /// The variables, without the prefix, that no option has: of builds and tests, and those that Pinfold sets for others.
-const OF_OTHERS: [&str; 16] = [
+const OF_OTHERS: [&str; 17] = [
     "BENCH_INDEX",
     "COMMIT",
     "CPUS",
@@ -30,6 +30,7 @@ const OF_OTHERS: [&str; 16] = [
     "TENSORFLOW",
     "TOOLS",
     "UPDATE_DOCS",
+    "WRAPPER",
 ];
 
 /// Groups of such variables: what their names begin and end with.

@@ -5,6 +5,8 @@
 #[cfg(feature = "portforward")]
 mod agents;
 mod api_failure;
+#[cfg(no_unwind_tables)]
+mod backtraces;
 #[cfg(feature = "bench")]
 mod bench;
 #[cfg(feature = "portforward")]
@@ -186,6 +188,8 @@ fn named_command() -> clap::Command {
 ///
 /// Exit codes: 0 for success, 1 where the answer is no (too few CPUs, pinning can't work), 2 for bad input.
 pub fn main() -> ExitCode {
+    #[cfg(no_unwind_tables)]
+    backtraces::switch_off();
     let command = named_command();
     let (cli, variables) = parse(&command);
     let unknown = environment::unknown(&command);

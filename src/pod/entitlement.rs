@@ -3,6 +3,7 @@
 use serde::{Deserialize, Serialize};
 
 use super::cpu_preferences::{SINGLE_CORES, wants_single_cores};
+use super::operator_labels::OPERATOR;
 use super::quantity::format_cpu;
 use super::{
     CONTAINER_CPUS_ANNOTATION, CPUS_ANNOTATION, Container, ContainerKind, ContainerWish, Pod,
@@ -216,8 +217,9 @@ fn decide(
     }
     let is_named = pod.container_cpus().wish(&container.name).is_some();
     if let Some(obstacle) = pod.guaranteed_obstacle().filter(|_| !is_named) {
+        let remedy = guaranteed_remedy(pod);
         let reason = format!(
-            "QoS class {}, not Guaranteed: {obstacle}; set equal CPU and memory requests and limits everywhere",
+            "QoS class {}, not Guaranteed: {obstacle}; {remedy}",
             pod.qos()
         );
         return obstructed(Obstacle::NotGuaranteed, reason);
@@ -298,6 +300,21 @@ fn meant_to_share(pod: &RecognizedPod, container: &Container) -> Option<Result<S
         "annotation {CONTAINER_CPUS_ANNOTATION} names container {first}, which the pod lacks; write the name of one of its \
          containers"
     )))
+}
+
+/// What to change so that the pod becomes Guaranteed.
+fn guaranteed_remedy(pod: &Pod) -> &'static str {
+    // The training operator adds this container, with a request of half its limit, to the workers of a PyTorchJob with a master.
+    let is_operators = |container: &Container| {
+        let own = &container.resources;
+        container.name == "init-pytorch" && own.cpu_request != own.cpu_limit
+    };
+    if pod.labels.contains_key(OPERATOR) && pod.containers.iter().any(is_operators) {
+        "the training operator adds init-pytorch, so give it equal requests and limits in the operator's \
+         --pytorch-init-container-template-file"
+    } else {
+        "set equal CPU and memory requests and limits everywhere"
+    }
 }
 
 /// The most CPUs that Linux can have.

@@ -5,7 +5,7 @@
 //! The options and the numbers of processes agree with torchrun of PyTorch 2.9, accelerate 1.15,
 //! DeepSpeed, Horovod, and with Open MPI 5, MPICH 5 and Intel MPI 2021, which were tried.
 
-pub(super) use self::numbers::{Launch, by_variable};
+pub(super) use self::numbers::{Launch, by_slots, by_variable};
 use self::numbers::{Options, accelerate, deepspeed, option_name, ranks, short, torchrun};
 use self::table::{Kind, LAUNCHERS, Launcher, OPAQUE, TORCHRUN, WRAPPERS};
 use super::binding::{self, Binding};
@@ -33,6 +33,8 @@ pub(super) struct Found {
     pub(super) fresh: Option<&'static str>,
     /// The programs that count CPUs on the machine.
     pub(super) bindings: Vec<Binding>,
+    /// Whether Python runs a script or a module that is no launcher.
+    pub(super) runs_python: bool,
 }
 
 pub(super) struct Search<'a> {
@@ -42,6 +44,9 @@ pub(super) struct Search<'a> {
     assigned: Option<String>,
     /// The first program that starts others with a fresh environment.
     fresh: Option<&'static str>,
+    /// Whether the shell goes on without waiting for the present command.
+    background: bool,
+    runs_python: bool,
     found: Vec<Launch>,
     bindings: Vec<Binding>,
 }
@@ -56,6 +61,8 @@ impl<'a> Search<'a> {
             container,
             assigned: None,
             fresh: None,
+            background: false,
+            runs_python: false,
             found: Vec::new(),
             bindings: binding::of_environment(container),
         };
@@ -64,6 +71,7 @@ impl<'a> Search<'a> {
             launches: search.found,
             fresh: search.fresh,
             bindings: binding::limited(search.bindings),
+            runs_python: search.runs_python,
         }
     }
 
@@ -76,6 +84,7 @@ impl<'a> Search<'a> {
                 _ => {}
             }
             let before = self.found.len();
+            self.background = background;
             let program = self.command(&words, depth);
             // Without a launcher, a loop is the launcher. Loops also copy files or wait, so only
             // Python and programs with a path count.
@@ -127,6 +136,8 @@ impl<'a> Search<'a> {
             self.unclear(format!(
                 "{name} starts a number of processes that its options do not tell"
             ));
+        } else if serves_sessions(name, rest) && !self.background {
+            self.unclear("sshd starts what a launcher elsewhere asks for".to_owned());
         } else if is_python(name) {
             self.python(rest, depth);
         } else if let Some(inner) = wrapped(words) {
@@ -200,6 +211,7 @@ impl<'a> Search<'a> {
         if let Some((launcher, options)) = launcher(&named) {
             self.launch(launcher, name, options, depth);
         } else {
+            self.runs_python |= name != "pip";
             self.foreign(words, depth);
         }
     }
@@ -289,6 +301,19 @@ fn is_opaque(words: &[String]) -> bool {
     OPAQUE.iter().any(|(program, subcommand)| {
         *program == name && (subcommand.is_empty() || *subcommand == next)
     })
+}
+
+/// Whether the program is an sshd that stays in the foreground (`-D`). A script that goes on after it has programs of its own.
+fn serves_sessions(name: &str, options: &[String]) -> bool {
+    // Letters without a value, which may be joined.
+    let flags = |letters: &str| {
+        letters
+            .chars()
+            .take_while(|flag| "46DdeGiqTt".contains(*flag))
+            .any(|flag| flag == 'D')
+    };
+    let mut letters = options.iter().filter_map(|word| word.strip_prefix('-'));
+    name == "sshd" && letters.any(flags)
 }
 
 fn is_python(name: &str) -> bool {

@@ -41,6 +41,7 @@ mod keys;
 mod launcher;
 mod manifest;
 mod object;
+mod operator_labels;
 mod processes;
 mod qos;
 pub mod quantity;

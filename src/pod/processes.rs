@@ -4,8 +4,11 @@
 
 use std::num::NonZeroUsize;
 
-use super::launcher::{Launch, Search, by_variable};
-use super::{Container, PROCESSES_ANNOTATION, Pod};
+use super::launcher::{Found, Launch, Search, by_slots, by_variable};
+use super::operator_labels::{JOBSET_JOB, KUBEFLOW_ROLE};
+use super::role::{is_mpi_worker, recognise};
+use super::variables::names_a_hostfile;
+use super::{Container, PROCESSES_ANNOTATION, Pod, PodRole};
 
 /// The number of processes that share a container's CPUs.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -40,19 +43,30 @@ impl Default for Processes {
 ///    the commands of MPI. Their numbers may depend on the machine or on files, and several may
 ///    disagree, which gives [`Processes::Unknown`]. Processes on other hosts run in other pods, and
 ///    don't count;
-/// 3. the variable `PET_NPROC_PER_NODE`, which torchrun reads.
+/// 3. the variable `PET_NPROC_PER_NODE`, which torchrun reads. Operators set it whatever the command is, so it doesn't count
+///    where Python runs a program that is no launcher;
+/// 4. in a pod of an MPIJob that runs ranks and its launcher, too, the slots of each host.
+///
+/// The launcher of an MPIJob starts the processes of the workers, so their number is
+/// [`Processes::Unknown`].
 ///
 /// The default is a single process. Processes that only load data do not count, since they wait
 /// most of the time.
 pub fn processes(pod: &Pod, container: &Container) -> Processes {
-    by_launches(pod, container, Search::of(pod, container).launches)
+    by_launches(
+        pod,
+        recognise(pod).role,
+        container,
+        Search::of(pod, container),
+    )
 }
 
-/// As [`processes`], with the launches of the container's command line.
+/// As [`processes`], with the pod's role and what a search through the container's command line found.
 pub(super) fn by_launches(
     pod: &Pod,
+    role: PodRole,
     container: &Container,
-    mut launches: Vec<Launch>,
+    found: Found,
 ) -> Processes {
     if let Some(text) = pod.annotations.get(PROCESSES_ANNOTATION) {
         let evidence = format!("annotation {PROCESSES_ANNOTATION}={text}");
@@ -64,8 +78,10 @@ pub(super) fn by_launches(
             Err(_) => Processes::Unknown { evidence },
         };
     }
+    let mut launches = found.launches;
     if launches.is_empty() {
-        launches.extend(by_variable(container));
+        let variable = by_variable(container).filter(|_| !found.runs_python);
+        launches.extend(variable.or_else(|| by_mpi(pod, role, container)));
     }
     let mut decided: Option<(NonZeroUsize, String)> = None;
     for launch in launches {
@@ -87,6 +103,23 @@ pub(super) fn by_launches(
         },
         None => Processes::default(),
     }
+}
+
+/// The processes that the launcher of an MPIJob starts in the pod, if the pod runs any.
+fn by_mpi(pod: &Pod, role: PodRole, container: &Container) -> Option<Launch> {
+    if is_mpi_worker(pod) {
+        let evidence = "the launcher of the MPIJob starts them".to_owned();
+        return Some(Launch::Unclear { evidence });
+    }
+    let is_launcher = |key: &str| pod.labels.get(key).is_some_and(|role| role == "launcher");
+    let computes =
+        role == PodRole::Chief && [KUBEFLOW_ROLE, JOBSET_JOB].into_iter().any(is_launcher);
+    if !computes || !container.env.keys().any(|name| names_a_hostfile(name)) {
+        return None;
+    }
+    Some(by_slots(container).unwrap_or_else(|| Launch::Unclear {
+        evidence: "the file of hosts names this pod, too".to_owned(),
+    }))
 }
 
 #[cfg(test)]
@@ -179,7 +212,12 @@ mod tests {
             ),
             (
                 "torchrun --nproc_per_node=auto train.py",
-                "? --nproc_per_node=auto",
+                "? --nproc_per_node=auto is one for each CPU of the whole machine unless it has accelerators, so write a \
+                 number instead",
+            ),
+            (
+                "torchrun --nproc-per-node cpu train.py",
+                "? --nproc-per-node cpu is one for each CPU of the whole machine, so write a number instead",
             ),
             (
                 "torchrun --nproc_per_node=0 train.py",
@@ -474,6 +512,21 @@ mod tests {
         for (command, value, expected) in [
             ("torchrun train.py", Some("2"), "2"),
             ("/start-torch", Some("2"), "2"),
+            ("tune run full_finetune_distributed", Some("2"), "2"),
+            ("python -m pip install x && ./start", Some("2"), "2"),
+            // Nobody reads it.
+            ("python train.py", Some("2"), "1 by default"),
+            (
+                "pip install x; python3 -m my.train",
+                Some("auto"),
+                "1 by default",
+            ),
+            (
+                "./start",
+                Some("auto"),
+                "? PET_NPROC_PER_NODE=auto is one for each CPU of the whole machine unless it has accelerators, so write a \
+                 number instead",
+            ),
             ("torchrun --nproc_per_node=4 x", Some("2"), "4"),
             ("mpirun -np 3 torchrun x", Some("2"), "6"),
             ("torchrun x", Some("gpu"), "? PET_NPROC_PER_NODE=gpu"),
@@ -489,6 +542,22 @@ mod tests {
                 "{command}"
             );
         }
+    }
+
+    #[test]
+    fn sshd_in_the_foreground_starts_what_others_ask_for() {
+        let sessions = "? sshd starts what a launcher elsewhere asks for";
+        check(&[
+            ("mkdir -p /run/sshd; /usr/sbin/sshd -D", sessions),
+            ("exec /usr/sbin/sshd -f /home/me/.sshd_config -De", sessions),
+            ("/usr/sbin/sshd; python t.py", "1 by default"),
+            ("/usr/sbin/sshd -D & python t.py", "1 by default"),
+            (
+                "/usr/sbin/sshd -oLogLevel=DEBUG; python t.py",
+                "1 by default",
+            ),
+        ]);
+        assert_eq!(count_args(&["/usr/sbin/sshd", "-De"]), sessions);
     }
 
     #[test]

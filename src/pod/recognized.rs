@@ -105,12 +105,12 @@ impl From<Arc<Pod>> for RecognizedPod {
     fn from(pod: Arc<Pod>) -> Self {
         let recognition = recognise(&pod);
         let program = |container| {
-            let found = Search::of(&pod, container);
+            let mut found = Search::of(&pod, container);
             Program {
                 software: software(&pod, &recognition, container),
-                processes: by_launches(&pod, container, found.launches),
                 fresh: found.fresh,
-                bindings: found.bindings,
+                bindings: std::mem::take(&mut found.bindings),
+                processes: by_launches(&pod, recognition.role, container, found),
             }
         };
         Self {

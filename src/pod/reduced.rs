@@ -9,7 +9,7 @@
 use std::collections::BTreeMap;
 
 use super::cpu_preferences::is_preference;
-use super::role::ROLE_KEYS;
+use super::operator_labels::ROLE_KEYS;
 use super::variables::THREAD_VARIABLES;
 use super::{
     CONTAINER_CPUS_ANNOTATION, CPUS_ANNOTATION, EnvSource, PROCESSES_ANNOTATION, Pod,

@@ -10,12 +10,11 @@
 //! | Training operator 1.2 to 1.5 | `replica-type`, with `group-name: kubeflow.org` | yes |
 //! | TFJob ≤ 1.0 | `tf-replica-type` | yes |
 //! | any distributed TensorFlow | `TF_CONFIG`'s `task.type` | yes |
+//! | Ray | `ray.io/node-type`: head is the chief | a RayService serves: no |
 //! | Volcano | `volcano.sh/task-spec`, if the user's name for the task is a role's | yes |
-//! | Kubeflow Trainer 2 | `trainer.kubeflow.org/trainjob-ancestor-step` | its initializers: no |
-//! | JobSet | `jobset.sigs.k8s.io/replicatedjob-name`, if the name is a role's | yes |
-//! | MPI operator | `training.kubeflow.org/job-role` | yes |
+//! | JobSet, and Kubeflow Trainer 2, which makes JobSets | `jobset.sigs.k8s.io/replicatedjob-name`, if the name is a role's, or the container `node` | the Trainer's initializers: no |
+//! | MPI operator | `training.kubeflow.org/job-role`, before 0.4 `mpi-job-role` | yes |
 //! | LeaderWorkerSet | `leaderworkerset.sigs.k8s.io/worker-index`: 0 is the chief | no: mostly serves models |
-//! | Ray | `ray.io/node-type`: head is the chief | yes |
 //! | Spark | `spark-role`: the driver is the chief | no: mostly prepares data |
 //! | manifests with `name`, `job` and `task` | label `job`: ps, worker, chief or evaluator | yes |
 //! | command line | `--job_name` with `--task_index` | yes |
@@ -29,7 +28,13 @@ use std::fmt;
 use serde::{Deserialize, Serialize};
 
 use super::command::words;
-use super::variables::TF_CONFIG;
+use super::operator_labels::{
+    COMPLETION_INDEX, JOBSET_INDEX, JOBSET_JOB, JOBSET_NAME, JOBSET_REPLICAS, KUBEFLOW_INDEX,
+    KUBEFLOW_JOB, KUBEFLOW_ROLE, KUBEFLOW_TYPE, KUEUE_GROUP, LWS_INDEX, LWS_NAME, MPI_JOB,
+    MPI_ROLE, OPERATOR, RAY_CLUSTER, RAY_HOST, RAY_INDEX, RAY_SERVES, RAY_TYPE, TRAINER_CONTAINER,
+    VOLCANO_INDEX, VOLCANO_JOB, VOLCANO_TASK,
+};
+use super::variables::{MPI_HOSTS, TF_CONFIG};
 use super::{Container, ContainerKind, EnvSource, Pod};
 
 /// A pod's part in a training job.
@@ -63,40 +68,6 @@ impl fmt::Display for PodRole {
     }
 }
 
-/// The keys of labels, and of annotations, that show a role, an index or a job.
-pub(super) const ROLE_KEYS: [&str; 30] = [
-    KUBEFLOW_TYPE,
-    KUBEFLOW_INDEX,
-    KUBEFLOW_JOB,
-    KUBEFLOW_ROLE,
-    OPERATOR,
-    COMPLETION_INDEX,
-    JOBSET_NAME,
-    JOBSET_JOB,
-    JOBSET_INDEX,
-    TRAINER_STEP,
-    "replica-type",
-    "group-name",
-    "replica-index",
-    "job-name",
-    "tf-job-name",
-    "tf-replica-type",
-    "tf-replica-index",
-    VOLCANO_TASK,
-    "volcano.sh/task-index",
-    "volcano.sh/job-name",
-    LWS_INDEX,
-    "leaderworkerset.sigs.k8s.io/name",
-    "ray.io/node-type",
-    "ray.io/cluster",
-    "spark-role",
-    "spark-exec-id",
-    "spark-app-name",
-    "name",
-    "job",
-    "task",
-];
-
 /// A pod's role, and the evidence.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct Recognition {
@@ -113,17 +84,16 @@ pub struct Recognition {
 
 /// Tries the recognizers of the module's table in order.
 pub fn recognise(pod: &Pod) -> Recognition {
-    let recognizers: [fn(&Pod) -> Option<Recognition>; 13] = [
+    let recognizers: [fn(&Pod) -> Option<Recognition>; 12] = [
         training_operator,
         old_training_operator,
         first_tfjob,
         tf_config,
+        ray,
         volcano,
-        trainer,
         jobset,
         mpi,
         leader_worker_set,
-        ray,
         spark,
         plain_manifest,
         command_line,
@@ -141,21 +111,6 @@ pub fn recognise(pod: &Pod) -> Recognition {
 }
 
 // === labels ===
-
-pub(super) const KUBEFLOW_TYPE: &str = "training.kubeflow.org/replica-type";
-pub(super) const KUBEFLOW_INDEX: &str = "training.kubeflow.org/replica-index";
-pub(super) const KUBEFLOW_JOB: &str = "training.kubeflow.org/job-name";
-const KUBEFLOW_ROLE: &str = "training.kubeflow.org/job-role";
-pub(super) const COMPLETION_INDEX: &str = "batch.kubernetes.io/job-completion-index";
-pub(super) const JOBSET_NAME: &str = "jobset.sigs.k8s.io/jobset-name";
-pub(super) const JOBSET_JOB: &str = "jobset.sigs.k8s.io/replicatedjob-name";
-pub(super) const JOBSET_INDEX: &str = "jobset.sigs.k8s.io/job-index";
-pub(super) const VOLCANO_TASK: &str = "volcano.sh/task-spec";
-const LWS_INDEX: &str = "leaderworkerset.sigs.k8s.io/worker-index";
-
-/// The label with the name of the operator that made the pod.
-pub(super) const OPERATOR: &str = "training.kubeflow.org/operator-name";
-const TRAINER_STEP: &str = "trainer.kubeflow.org/trainjob-ancestor-step";
 
 fn training_operator(pod: &Pod) -> Option<Recognition> {
     let kind = label(pod, KUBEFLOW_TYPE)?;
@@ -193,50 +148,72 @@ fn volcano(pod: &Pod) -> Option<Recognition> {
             .get(key)
             .map(|value| (value.as_str(), "annotation"))
     })?;
-    let label_match =
-        by_label(pod, known_role(value)?, key, value).numbered("volcano.sh/task-index");
-    let recognition = label_match.of_job("volcano.sh/job-name").recognition;
+    // The plugin `mpi` calls the task that starts the ranks of the others master, unless its arguments name another.
+    let starts_others = apps(pod).any(|container| container.env.contains_key(MPI_HOSTS));
+    let (role, and) = match known_role(value)? {
+        PodRole::Chief if starts_others => (PodRole::Launcher, " with the variable MPI_HOST"),
+        role => (role, ""),
+    };
+    let label_match = by_label(pod, role, key, value).numbered(VOLCANO_INDEX);
+    let recognition = label_match.of_job(VOLCANO_JOB).recognition;
     Some(Recognition {
-        evidence: format!("{noun} {key}={value}"),
+        evidence: format!("{noun} {key}={value}{and}"),
         ..recognition
     })
 }
 
-fn trainer(pod: &Pod) -> Option<Recognition> {
-    let step = label(pod, TRAINER_STEP)?;
-    let role = match step {
-        "trainer" if label(pod, JOBSET_JOB) == Some("launcher") => PodRole::Launcher,
-        "trainer" => PodRole::Worker,
-        _ => PodRole::Other,
+fn jobset(pod: &Pod) -> Option<Recognition> {
+    let name = label(pod, JOBSET_JOB)?;
+    let is_trainers = apps(pod).any(|container| container.name == TRAINER_CONTAINER);
+    let role = match known_role(name) {
+        // Where the launcher is a node, too, it runs the first ranks.
+        Some(PodRole::Launcher) if is_trainers => PodRole::Chief,
+        Some(role) => role,
+        None if is_trainers => PodRole::Worker,
+        None if matches!(name, "dataset-initializer" | "model-initializer") => PodRole::Other,
+        None => return None,
     };
-    let mut label_match = by_label(pod, role, TRAINER_STEP, step)
-        .numbered(COMPLETION_INDEX)
+    // The completion index counts within a Job, so it says nothing where each pod is a Job.
+    let is_one_of_many = label(pod, JOBSET_REPLICAS).is_some_and(|replicas| replicas != "1");
+    let index = if is_one_of_many {
+        JOBSET_INDEX
+    } else {
+        COMPLETION_INDEX
+    };
+    let mut label_match = by_label(pod, role, JOBSET_JOB, name)
+        .numbered(index)
+        .numbered(JOBSET_INDEX)
         .of_job(JOBSET_NAME);
-    label_match.recognition.training = step == "trainer";
+    let found = &mut label_match.recognition;
+    found.training = role != PodRole::Other;
+    if is_trainers {
+        found.evidence += " with the container node of Kubeflow Trainer";
+    }
     Some(label_match.into())
 }
 
-fn jobset(pod: &Pod) -> Option<Recognition> {
-    let name = label(pod, JOBSET_JOB)?;
-    let label_match = by_label(pod, known_role(name)?, JOBSET_JOB, name);
-    Some(
-        label_match
-            .numbered(COMPLETION_INDEX)
-            .numbered(JOBSET_INDEX)
-            .of_job(JOBSET_NAME)
-            .into(),
-    )
+fn mpi(pod: &Pod) -> Option<Recognition> {
+    let (key, name) = [KUBEFLOW_ROLE, MPI_ROLE]
+        .into_iter()
+        .find_map(|key| Some((key, label(pod, key)?)))?;
+    let mut label_match = by_label(pod, known_role(name)?, key, name)
+        .numbered(KUBEFLOW_INDEX)
+        .of_job(KUBEFLOW_JOB)
+        .of_job(MPI_JOB);
+    let found = &mut label_match.recognition;
+    // Only a launcher that is a worker, too, has a number.
+    if found.role == PodRole::Launcher && found.index.is_some() {
+        found.role = PodRole::Chief;
+        found.evidence += &format!(" with {KUBEFLOW_INDEX}, so it runs ranks, too");
+    }
+    Some(label_match.into())
 }
 
-fn mpi(pod: &Pod) -> Option<Recognition> {
-    let name = label(pod, KUBEFLOW_ROLE)?;
-    let label_match = by_label(pod, known_role(name)?, KUBEFLOW_ROLE, name);
-    Some(
-        label_match
-            .numbered(KUBEFLOW_INDEX)
-            .of_job(KUBEFLOW_JOB)
-            .into(),
-    )
+/// Whether the pod is a worker of an MPIJob, whose launcher starts the processes of all workers.
+pub(super) fn is_mpi_worker(pod: &Pod) -> bool {
+    let is_worker = |key| label(pod, key) == Some("worker");
+    let is_mpi = label(pod, OPERATOR) == Some("mpijob-controller");
+    is_worker(KUBEFLOW_ROLE) || is_worker(MPI_ROLE) || is_mpi && is_worker(KUBEFLOW_TYPE)
 }
 
 fn leader_worker_set(pod: &Pod) -> Option<Recognition> {
@@ -249,23 +226,27 @@ fn leader_worker_set(pod: &Pod) -> Option<Recognition> {
     };
     let label_match = by_label(pod, role, key, index)
         .numbered(key)
-        .of_job("leaderworkerset.sigs.k8s.io/name");
+        .of_job(LWS_NAME);
     Some(label_match.no_training())
 }
 
 fn ray(pod: &Pod) -> Option<Recognition> {
-    let key = "ray.io/node-type";
+    let key = RAY_TYPE;
     let kind = label(pod, key)?;
     let role = match kind {
         "head" => PodRole::Chief,
         "worker" => PodRole::Worker,
         _ => return None,
     };
-    Some(
-        by_label(pod, role, key, kind)
-            .of_job("ray.io/cluster")
-            .into(),
-    )
+    let mut label_match = by_label(pod, role, key, kind).of_job(RAY_CLUSTER);
+    if label(pod, RAY_HOST).is_none() {
+        label_match = label_match.numbered(RAY_INDEX);
+    }
+    if label(pod, RAY_SERVES).is_some() {
+        label_match.recognition.evidence += " of a RayService";
+        return Some(label_match.no_training());
+    }
+    Some(label_match.into())
 }
 
 fn spark(pod: &Pod) -> Option<Recognition> {
@@ -306,11 +287,13 @@ pub fn job_label<'a>(pod: &'a Pod, job: &str) -> Option<(&'static str, &'a str)>
     let keys = [
         KUBEFLOW_JOB,
         "tf-job-name",
+        MPI_JOB,
         "job-name",
-        "volcano.sh/job-name",
+        VOLCANO_JOB,
         JOBSET_NAME,
-        "leaderworkerset.sigs.k8s.io/name",
-        "ray.io/cluster",
+        KUEUE_GROUP,
+        LWS_NAME,
+        RAY_CLUSTER,
         "spark-app-name",
         "name",
     ];
@@ -397,7 +380,7 @@ fn known_role(name: &str) -> Option<PodRole> {
     Some(match name.to_ascii_lowercase().as_str() {
         "ps" | "parameterserver" | "parameter-server" => PodRole::Ps,
         "worker" | "workers" | "mpiworker" => PodRole::Worker,
-        "chief" | "master" => PodRole::Chief,
+        "chief" | "master" | "leader" | "head" => PodRole::Chief,
         "evaluator" => PodRole::Evaluator,
         "launcher" | "mpimaster" => PodRole::Launcher,
         _ => return None,
@@ -426,7 +409,7 @@ fn tf_config(pod: &Pod) -> Option<Recognition> {
         Some(Recognition {
             role,
             index,
-            job: plain_manifest(pod).and_then(|labels| labels.job),
+            job: job_of_tasks(pod),
             evidence: format!(
                 "task {kind}{number} in TF_CONFIG of container {}",
                 container.name
@@ -434,6 +417,15 @@ fn tf_config(pod: &Pod) -> Option<Recognition> {
             training: true,
         })
     })
+}
+
+/// The name of the job by the labels of those who start the tasks of a cluster. The label `job-name` of a Job is none of them,
+/// because a Job may be a single task.
+fn job_of_tasks(pod: &Pod) -> Option<String> {
+    let operators = [VOLCANO_JOB, JOBSET_NAME, KUEUE_GROUP];
+    let named = |key| label(pod, key).map(str::to_owned);
+    let plain = plain_manifest(pod).and_then(|labels| labels.job);
+    plain.or_else(|| operators.into_iter().find_map(named))
 }
 
 /// Why no `TF_CONFIG` of the pod shows the role, as the middle of a sentence.

@@ -4,7 +4,8 @@
 use serde::Serialize;
 
 use super::command::words;
-use super::role::{OPERATOR, option};
+use super::operator_labels::OPERATOR;
+use super::role::option;
 use super::variables::{TF_CONFIG, TORCHRUN};
 use super::{Container, Pod, PodRole, Recognition};
 

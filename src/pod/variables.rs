@@ -9,6 +9,12 @@ pub(super) const TORCHRUN: &str = "PET_";
 /// The variable by which torchrun takes the number of processes.
 pub(super) const NPROC: &str = "PET_NPROC_PER_NODE";
 
+/// The variables by which Open MPI and Intel MPI take the number of processes for a host of their file of hosts.
+pub(super) const MPI_SLOTS: [&str; 2] = ["OMPI_MCA_orte_set_default_slots", "I_MPI_PERHOST"];
+
+/// The workers' addresses, as Volcano's plugin `mpi` gives them to the task that starts the ranks.
+pub(super) const MPI_HOSTS: &str = "MPI_HOST";
+
 // Variables that size thread pools, and that several decisions name.
 pub(super) const INTRA: &str = "TF_NUM_INTRAOP_THREADS";
 pub(super) const INTER: &str = "TF_NUM_INTEROP_THREADS";
@@ -37,7 +43,8 @@ pub const THREAD_VARIABLES: [&str; 13] = [
 /// other.
 pub fn variable_counts(name: &str) -> bool {
     THREAD_VARIABLES.contains(&name)
-        || name == TF_CONFIG
+        || [TF_CONFIG, MPI_HOSTS].contains(&name)
+        || MPI_SLOTS.contains(&name)
         || name.starts_with(TORCHRUN)
         || names_a_hostfile(name)
 }
@@ -62,6 +69,8 @@ mod tests {
             "OMP_NUM_THREADS",
             "TF_CONFIG",
             "PET_NNODES",
+            "MPI_HOST",
+            "I_MPI_PERHOST",
             "OMPI_MCA_orte_default_hostfile",
             "HostFile",
             "I_MPI_HYDRA_HOST_FILE",

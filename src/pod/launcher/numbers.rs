@@ -2,7 +2,7 @@
 
 use std::num::NonZeroUsize;
 
-use super::super::variables::{NPROC, names_a_hostfile};
+use super::super::variables::{MPI_SLOTS, NPROC, names_a_hostfile};
 use super::super::{Container, EnvSource, Pod};
 use super::table::{Kind, Launcher, MPI_PAIRS};
 
@@ -45,8 +45,10 @@ pub(super) fn torchrun(
     assigned: Option<&str>,
     container: &Container,
 ) -> Option<Launch> {
-    if let Some(launch) = options.number("", &["nproc-per-node"]) {
-        return Some(launch);
+    let names = ["nproc-per-node"];
+    if let Some(launch) = options.number("", &names) {
+        let value = options.value(&names).map_or("", |(_, value)| value);
+        return Some(launch.explained(value));
     }
     if let Some(word) = options.doubtful {
         return Some(Launch::Unclear {
@@ -57,7 +59,7 @@ pub(super) fn torchrun(
         });
     }
     match assigned {
-        Some(value) => Some(Launch::of(value, format!("{NPROC}={}", short(value)))),
+        Some(value) => Some(Launch::of_torchrun(value)),
         None => by_variable(container),
     }
 }
@@ -65,11 +67,21 @@ pub(super) fn torchrun(
 /// The number in the variable that torchrun reads.
 pub(crate) fn by_variable(container: &Container) -> Option<Launch> {
     Some(match container.env.get(NPROC)? {
-        EnvSource::Value(text) => Launch::of(text, format!("{NPROC}={}", short(text))),
+        EnvSource::Value(text) => Launch::of_torchrun(text),
         EnvSource::Reference => Launch::Unclear {
             evidence: format!("{NPROC} has valueFrom, which Pinfold can't read"),
         },
     })
+}
+
+/// The number that MPI starts on each host of its file of hosts.
+pub(crate) fn by_slots(container: &Container) -> Option<Launch> {
+    MPI_SLOTS
+        .into_iter()
+        .find_map(|name| match container.env.get(name)? {
+            EnvSource::Value(text) => Some(Launch::of(text, format!("{name}={}", short(text)))),
+            EnvSource::Reference => None,
+        })
 }
 
 /// `accelerate launch` takes the number for all machines together.
@@ -246,6 +258,27 @@ impl Launch {
         match text.trim().parse() {
             Ok(count) => Self::Processes { count, evidence },
             Err(_) => Self::Unclear { evidence },
+        }
+    }
+
+    /// What torchrun makes of the value of its variable.
+    fn of_torchrun(text: &str) -> Self {
+        Self::of(text, format!("{NPROC}={}", short(text))).explained(text)
+    }
+
+    /// Adds to an unclear launch what torchrun makes of a word instead of a number: it asks Python for the number of CPUs, which
+    /// knows neither the container's affinity nor its quota.
+    fn explained(self, word: &str) -> Self {
+        let meaning = match word.trim() {
+            "auto" => "one for each CPU of the whole machine unless it has accelerators",
+            "cpu" => "one for each CPU of the whole machine",
+            _ => return self,
+        };
+        match self {
+            Self::Unclear { evidence } => Self::Unclear {
+                evidence: format!("{evidence} is {meaning}, so write a number instead"),
+            },
+            known => known,
         }
     }
 

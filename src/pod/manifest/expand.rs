@@ -6,7 +6,7 @@ use super::object::ManifestObject;
 use super::workload::{ObjectKind, PodTemplate, SUPPORTED, Workload, pod_templates};
 use super::{FoundObject, KnownKinds, ManifestError, objects, read_pod};
 use crate::pod::object::ObjectMeta;
-use crate::pod::{ContainerKind, EnvSource, ObjectName, Pod, PodError};
+use crate::pod::{Container, ContainerKind, EnvSource, ObjectName, Pod, PodError};
 
 /// The most pods that are made of templates. A node runs a few hundred, while a number in a manifest can be anything.
 pub const MOST_PODS: u64 = 5000;
@@ -214,7 +214,7 @@ impl Expansion {
     }
 }
 
-/// The pod of a template, which the controller's labels and variable complete.
+/// The pod of a template, with what the controller adds to it.
 fn pod_of(
     object: ManifestObject,
     namespace: &str,
@@ -233,12 +233,31 @@ fn pod_of(
         ..ObjectMeta::default()
     });
     let mut pod = read_pod(pod)?;
-    if let Some((name, value)) = &template.variable {
-        let apps = pod.containers.iter_mut();
-        for container in apps.filter(|container| container.kind == ContainerKind::App) {
+    let is_app = |container: &Container| container.kind == ContainerKind::App;
+    for container in pod
+        .containers
+        .iter_mut()
+        .filter(|container| is_app(container))
+    {
+        for (name, value) in &template.variables {
             let value = EnvSource::Value(value.clone());
             container.env.insert((*name).to_owned(), value);
         }
+    }
+    let first = pod.containers.iter().position(is_app).unwrap_or_default();
+    if let Some(container) = pod
+        .containers
+        .get_mut(first)
+        .filter(|first| first.args.is_empty())
+    {
+        container.args = template
+            .command
+            .iter()
+            .map(|&word| word.to_owned())
+            .collect();
+    }
+    if let Some(container) = &template.init {
+        pod.containers.insert(first, container.clone());
     }
     Ok(pod)
 }

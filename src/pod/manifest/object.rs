@@ -58,8 +58,16 @@ pub(super) struct ManifestSpec {
         alias = "jaxReplicaSpecs"
     )]
     pub(super) replica_specs: Option<BTreeMap<String, PodGroup>>,
-    /// Of a PyTorchJob.
+    // Of a PyTorchJob.
     pub(super) nproc_per_node: Option<String>,
+    pub(super) elastic_policy: Option<ElasticPolicy>,
+    /// Of a LeaderWorkerSet.
+    pub(super) leader_worker_template: Option<LeaderWorkerTemplate>,
+    // Of an MPIJob.
+    #[serde(default, deserialize_with = "whole_number")]
+    pub(super) slots_per_worker: Option<i64>,
+    pub(super) run_launcher_as_worker: Option<bool>,
+    pub(super) mpi_implementation: Option<String>,
     /// Of Volcano's Job.
     pub(super) tasks: Option<Vec<PodGroup>>,
     /// Of a JobSet.
@@ -84,6 +92,28 @@ pub(super) struct PodGroup {
     #[serde(default, deserialize_with = "whole_number")]
     pub(super) num_of_hosts: Option<i64>,
     pub(super) template: Option<Box<ManifestObject>>,
+}
+
+/// The pods of each group of a LeaderWorkerSet.
+#[derive(Debug, Default, Deserialize)]
+#[serde(
+    rename_all = "camelCase",
+    expecting = "a template for leaders and workers"
+)]
+pub(super) struct LeaderWorkerTemplate {
+    /// The template of the leaders, if it is not that of the workers.
+    pub(super) leader_template: Option<Box<ManifestObject>>,
+    pub(super) worker_template: Option<Box<ManifestObject>>,
+    /// How many pods a group has, the leader included.
+    #[serde(default, deserialize_with = "whole_number")]
+    pub(super) size: Option<i64>,
+}
+
+#[derive(Debug, Default, Deserialize)]
+#[serde(rename_all = "camelCase", expecting = "an elastic policy")]
+pub(super) struct ElasticPolicy {
+    #[serde(default, deserialize_with = "whole_number")]
+    pub(super) n_proc_per_node: Option<i64>,
 }
 
 #[derive(Debug, Default, Deserialize)]

@@ -6,9 +6,10 @@
 //! | StatefulSet | `replicas` | `NAME-0`, … |
 //! | DaemonSet | 1: a plan is for one node | made up |
 //! | Job, and the Job of a CronJob | `parallelism`, but at most `completions` | made up; `NAME-0`, … if it is indexed |
-//! | TFJob, PyTorchJob and their relatives | `replicas` of each type | `NAME-TYPE-0`, … |
+//! | TFJob, PyTorchJob and their relatives | `replicas` of each type | `NAME-TYPE-0`, …; `NAME-launcher` of an MPIJob |
 //! | JobSet | `replicas` of each Job, times the pods of the Job | `NAME-JOB-0-0`, … |
 //! | Volcano's Job | `replicas` of each task | `NAME-TASK-0`, … |
+//! | LeaderWorkerSet | `replicas`, times the `size` of each | `NAME-0`, `NAME-0-1`, … |
 //! | RayCluster, and the cluster of a RayJob | 1 head; `replicas` of each group, times `numOfHosts` | made up |
 //!
 //! A controller that makes up names takes random letters. Here these pods have the object's name, and numbers if there are several.
@@ -16,10 +17,13 @@
 //! nothing about them.
 
 use super::object::{ManifestObject, ManifestSpec, PodGroup};
-use crate::pod::role::{
-    COMPLETION_INDEX, JOBSET_INDEX, JOBSET_JOB, JOBSET_NAME, KUBEFLOW_INDEX, KUBEFLOW_JOB,
-    KUBEFLOW_TYPE, OPERATOR, VOLCANO_TASK,
+use crate::pod::operator_labels::{
+    COMPLETION_INDEX, JOBSET_INDEX, JOBSET_JOB, JOBSET_NAME, JOBSET_REPLICAS, KUBEFLOW_INDEX,
+    KUBEFLOW_JOB, KUBEFLOW_ROLE, KUBEFLOW_TYPE, LWS_INDEX, LWS_NAME, OPERATOR, RAY_CLUSTER,
+    RAY_TYPE, VOLCANO_INDEX, VOLCANO_JOB, VOLCANO_TASK,
 };
+use crate::pod::variables::{MPI_SLOTS, NPROC};
+use crate::pod::{Container, ContainerKind, Resources};
 
 /// What an object has to do with pods.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -41,11 +45,22 @@ pub(super) enum Workload {
     CronJob,
     /// A kind of Kubeflow's training operator, with the field of its replicas.
     TrainingOperator(&'static str),
+    MpiJob(MpiOperator),
     JobSet,
     VolcanoJob,
+    LeaderWorkerSet,
     RayCluster,
     RayJob,
     TrainJob,
+}
+
+/// Who makes the pods of an MPIJob.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum MpiOperator {
+    /// The training operator, with the API `kubeflow.org/v1`.
+    Training,
+    /// The MPI operator, with the API `kubeflow.org/v2beta1`.
+    Own,
 }
 
 /// The kinds that are known not to create pods.
@@ -79,7 +94,7 @@ const WITHOUT_PODS: [&str; 24] = [
 /// The kinds that lead to pods, for people.
 pub(super) const SUPPORTED: &str = "supported are Pods, Deployments, StatefulSets, DaemonSets, ReplicaSets (apps), Jobs, \
     CronJobs (batch), TFJobs, PyTorchJobs, MPIJobs (kubeflow.org), JobSets (jobset.x-k8s.io), Volcano's Jobs (batch.volcano.sh), \
-    RayClusters, RayJobs (ray.io) and lists of these; remove the object, or give the pods that it creates (kubectl get pods -o yaml)";
+    LeaderWorkerSets (leaderworkerset.x-k8s.io), RayClusters, RayJobs (ray.io) and lists of these; remove the object, or give the pods that it creates (kubectl get pods -o yaml)";
 
 /// A pod template.
 #[derive(Debug)]
@@ -91,8 +106,12 @@ pub(super) struct PodTemplate {
     pub(super) pods: u64,
     /// The labels that the controller adds to every pod.
     pub(super) labels: Vec<(&'static str, String)>,
-    /// The variable that the controller adds to every container.
-    pub(super) variable: Option<(&'static str, String)>,
+    /// The variables that the controller adds to every container.
+    pub(super) variables: Vec<(&'static str, String)>,
+    /// The command of the first container if it has none.
+    pub(super) command: &'static [&'static str],
+    /// The init container that the controller adds.
+    pub(super) init: Option<Container>,
 }
 
 /// How the pods of a template are named and numbered.
@@ -102,6 +121,8 @@ pub(super) struct PodNames {
     pub(super) numbers: PodNumbers,
     /// The labels with the pod's number.
     pub(super) labels: &'static [&'static str],
+    /// The number in the labels of the first pod.
+    pub(super) first: u64,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -113,6 +134,12 @@ pub(super) enum PodNumbers {
     OfJob {
         pods: u64,
         indexed: bool,
+    },
+    /// The number of the pod's group, and the pod's number in the group, of which the template makes this many pods. The first pod of
+    /// a group has the group's name.
+    OfGroup {
+        first: u64,
+        pods: u64,
     },
 }
 
@@ -132,10 +159,13 @@ impl ObjectKind {
             ("apps", "DaemonSet") => Workload::DaemonSet,
             ("batch", "Job") => Workload::Job,
             ("batch", "CronJob") => Workload::CronJob,
+            ("kubeflow.org", "MPIJob") if version == "kubeflow.org/v1" => {
+                Workload::MpiJob(MpiOperator::Training)
+            }
+            ("kubeflow.org", "MPIJob") => Workload::MpiJob(MpiOperator::Own),
             ("kubeflow.org", kind) => Workload::TrainingOperator(match kind {
                 "TFJob" => "tfReplicaSpecs",
                 "PyTorchJob" => "pytorchReplicaSpecs",
-                "MPIJob" => "mpiReplicaSpecs",
                 "XGBoostJob" => "xgbReplicaSpecs",
                 "PaddleJob" => "paddleReplicaSpecs",
                 "JAXJob" => "jaxReplicaSpecs",
@@ -143,6 +173,7 @@ impl ObjectKind {
             }),
             ("jobset.x-k8s.io", "JobSet") => Workload::JobSet,
             ("batch.volcano.sh", "Job") => Workload::VolcanoJob,
+            ("leaderworkerset.x-k8s.io", "LeaderWorkerSet") => Workload::LeaderWorkerSet,
             ("ray.io", "RayCluster") => Workload::RayCluster,
             ("ray.io", "RayJob") => Workload::RayJob,
             ("trainer.kubeflow.org", "TrainJob") => Workload::TrainJob,
@@ -167,8 +198,17 @@ impl PodNames {
                 let kept = labels.into_iter().take(if indexed { 2 } else { 1 });
                 (format!("{start}-{job}-{pod}"), Some(kept.collect()))
             }
+            PodNumbers::OfGroup { first, pods } => {
+                let (group, pod) = (number / pods.max(1), first + number % pods.max(1));
+                let name = match pod {
+                    0 => format!("{start}-{group}"),
+                    _ => format!("{start}-{group}-{pod}"),
+                };
+                (name, Some(vec![(LWS_INDEX, pod)]))
+            }
         };
-        let own = self.labels.iter().map(|key| (*key, number));
+        let counted = self.first.saturating_add(number);
+        let own = self.labels.iter().map(|key| (*key, counted));
         (name, inner.unwrap_or_else(|| own.collect()))
     }
 }
@@ -203,8 +243,10 @@ pub(super) fn pod_templates(
             Ok(vec![of_job(job.ok_or_else(|| missing(path))?, path, name)?])
         }
         Workload::TrainingOperator(field) => of_training_operator(spec, field, (kind, name)),
+        Workload::MpiJob(operator) => of_mpi(spec, operator, name),
         Workload::JobSet => of_jobset(spec, name),
         Workload::VolcanoJob => of_volcano(spec, name),
+        Workload::LeaderWorkerSet => of_leader_worker_set(spec, name),
         Workload::RayCluster => of_ray(spec, path, name),
         Workload::RayJob => {
             let path = "spec.rayClusterSpec";
@@ -270,21 +312,114 @@ fn of_training_operator(
     let groups = spec.replica_specs.filter(|groups| !groups.is_empty());
     let groups = groups.ok_or_else(|| missing(&field))?;
     let operator = format!("{}-controller", kind.to_ascii_lowercase());
-    // The operator tells torchrun the number of processes if the job has a master. The default is the operator's.
-    let processes = (kind == "PyTorchJob" && groups.contains_key("Master"))
-        .then(|| spec.nproc_per_node.unwrap_or_else(|| "auto".to_owned()));
+    // The operator tells torchrun the number of processes, and this default is the operator's.
+    let elastic = spec
+        .elastic_policy
+        .and_then(|policy| policy.n_proc_per_node);
+    let processes = elastic
+        .map(|count| count.to_string())
+        .or(spec.nproc_per_node);
+    let processes = (kind == "PyTorchJob").then(|| processes.unwrap_or_else(|| "auto".to_owned()));
+    let waits = kind == "PyTorchJob"
+        && groups
+            .keys()
+            .any(|role| role.eq_ignore_ascii_case("master"));
     let template = |(role, group): (String, PodGroup)| {
         let path = format!("{field}.{role}");
         let role = role.to_ascii_lowercase();
         let start = format!("{name}-{role}");
         let mut template = PodTemplate::of_group(group, &path, &start, PodNumbers::Ordered)?;
         template.names.labels = &[KUBEFLOW_INDEX];
+        template.init = (waits && role == "worker").then(wait_for_master);
         template.labels = vec![
             (KUBEFLOW_TYPE, role),
             (KUBEFLOW_JOB, name.to_owned()),
             (OPERATOR, operator.clone()),
         ];
-        template.variable = processes.clone().map(|count| ("PET_NPROC_PER_NODE", count));
+        template
+            .variables
+            .extend(processes.clone().map(|count| (NPROC, count)));
+        Ok(template)
+    };
+    groups.into_iter().map(template).collect()
+}
+
+/// The container by which the training operator lets a worker of a PyTorchJob wait for the master. Its request differs from its
+/// limit, so the pod is not Guaranteed, whatever its author wrote.
+fn wait_for_master() -> Container {
+    Container {
+        name: "init-pytorch".to_owned(),
+        kind: ContainerKind::Init,
+        image: "alpine:3.10".to_owned(),
+        resources: Resources {
+            cpu_request: Some(50),
+            cpu_limit: Some(100),
+            memory_request: Some(10 << 20),
+            memory_limit: Some(20 << 20),
+        },
+        ..Container::default()
+    }
+}
+
+/// The launcher and the workers of an MPIJob. Only the API of the MPI operator lets the launcher be a worker, too.
+fn of_mpi(
+    spec: ManifestSpec,
+    operator: MpiOperator,
+    name: &str,
+) -> Result<Vec<PodTemplate>, String> {
+    let field = "spec.mpiReplicaSpecs";
+    let groups = spec.replica_specs.filter(|groups| !groups.is_empty());
+    let groups = groups.ok_or_else(|| missing(field))?;
+    let slots = count(spec.slots_per_worker, || "spec.slotsPerWorker".to_owned())?;
+    let is_own = operator == MpiOperator::Own;
+    let computes = is_own && spec.run_launcher_as_worker == Some(true);
+    let implementation = spec.mpi_implementation.filter(|_| is_own);
+    let [open_mpi_slots, intel_slots] = MPI_SLOTS;
+    let (hosts, slots_by) = match implementation.as_deref() {
+        Some("Intel") => ("I_MPI_HYDRA_HOST_FILE", Some(intel_slots)),
+        Some("MPICH") => ("HYDRA_HOST_FILE", None),
+        _ => (
+            "OMPI_MCA_orte_default_hostfile",
+            Some(open_mpi_slots).filter(|_| is_own),
+        ),
+    };
+    let (operator, type_key) = match operator {
+        MpiOperator::Training => ("mpijob-controller", KUBEFLOW_TYPE),
+        MpiOperator::Own => ("mpi-operator", KUBEFLOW_ROLE),
+    };
+    let template = |(role, group): (String, PodGroup)| {
+        let path = format!("{field}.{role}");
+        let role = role.to_ascii_lowercase();
+        let is_launcher = role == "launcher";
+        let numbers = if is_launcher {
+            PodNumbers::Random
+        } else {
+            PodNumbers::Ordered
+        };
+        let mut template = PodTemplate::of_group(group, &path, &format!("{name}-{role}"), numbers)?;
+        if is_launcher {
+            let file = (hosts, "/etc/mpi/hostfile".to_owned());
+            template.variables = vec![file];
+            template
+                .variables
+                .extend(slots_by.map(|key| (key, slots.to_string())));
+        } else {
+            template.command = if is_own {
+                &["/usr/sbin/sshd", "-De"]
+            } else {
+                &["sleep", "365d"]
+            };
+        }
+        if !is_launcher || computes {
+            template.names.labels = &[KUBEFLOW_INDEX];
+            template.names.first = u64::from(!is_launcher && computes);
+        }
+        let label = |key, value: &str| (key, value.to_owned());
+        template.labels = vec![
+            label(type_key, &role),
+            label(KUBEFLOW_JOB, name),
+            label(OPERATOR, operator),
+        ];
         Ok(template)
     };
     groups.into_iter().map(template).collect()
@@ -297,7 +432,10 @@ fn of_jobset(spec: ManifestSpec, name: &str) -> Result<Vec<PodTemplate>, String>
         let jobs = count(group.replicas, || format!("{path}.replicas"))?;
         let path = format!("{path}.template.spec");
         let spec = group.template.and_then(|template| template.spec);
-        let spec = spec.ok_or_else(|| missing(&path))?;
+        let mut spec = spec.ok_or_else(|| missing(&path))?;
+        // The default of a JobSet, other than of a Job.
+        spec.completion_mode
+            .get_or_insert_with(|| "Indexed".to_owned());
         let template = of_job(spec, &path, &format!("{name}-{job}"))?;
         let indexed = template.names.numbers == PodNumbers::Ordered;
         let label = |key, value: &str| (key, value.to_owned());
@@ -310,7 +448,11 @@ fn of_jobset(spec: ManifestSpec, name: &str) -> Result<Vec<PodTemplate>, String>
                 ..template.names
             },
             pods: jobs.saturating_mul(template.pods),
-            labels: vec![label(JOBSET_NAME, name), label(JOBSET_JOB, &job)],
+            labels: vec![
+                label(JOBSET_NAME, name),
+                label(JOBSET_JOB, &job),
+                label(JOBSET_REPLICAS, &jobs.to_string()),
+            ],
             ..template
         })
     };
@@ -324,24 +466,42 @@ fn of_volcano(spec: ManifestSpec, name: &str) -> Result<Vec<PodTemplate>, String
         let task = group_name(&group, &path).unwrap_or_else(|_| format!("default{number}"));
         let start = format!("{name}-{task}");
         let mut template = PodTemplate::of_group(group, &path, &start, PodNumbers::Ordered)?;
-        template.names.labels = &["volcano.sh/task-index"];
-        template.labels = vec![
-            (VOLCANO_TASK, task),
-            ("volcano.sh/job-name", name.to_owned()),
-        ];
+        template.names.labels = &[VOLCANO_INDEX];
+        template.labels = vec![(VOLCANO_TASK, task), (VOLCANO_JOB, name.to_owned())];
         Ok(template)
     };
     groups.into_iter().enumerate().map(template).collect()
 }
 
+fn of_leader_worker_set(spec: ManifestSpec, name: &str) -> Result<Vec<PodTemplate>, String> {
+    let field = "spec.leaderWorkerTemplate";
+    let groups = count(spec.replicas, || "spec.replicas".to_owned())?;
+    let pair = spec.leader_worker_template.ok_or_else(|| missing(field))?;
+    let size = count(pair.size, || format!("{field}.size"))?.max(1);
+    // Some pods of each group, from this number on.
+    let of_group = |object: Option<Box<ManifestObject>>, role: &str, first: u64, pods: u64| {
+        let path = format!("{field}.{role}Template");
+        let object = object.ok_or_else(|| missing(&path))?;
+        let numbers = PodNumbers::OfGroup { first, pods };
+        Ok::<_, String>(PodTemplate {
+            path,
+            pods: groups.saturating_mul(pods),
+            labels: vec![(LWS_NAME, name.to_owned())],
+            ..PodTemplate::new(Some(object), field, name, numbers)?
+        })
+    };
+    match pair.leader_template {
+        None => Ok(vec![of_group(pair.worker_template, "worker", 0, size)?]),
+        leader => Ok(vec![
+            of_group(leader, "leader", 0, 1)?,
+            of_group(pair.worker_template, "worker", 1, size - 1)?,
+        ]),
+    }
+}
+
 /// The templates of a cluster of Ray, whose spec is at `path`.
 fn of_ray(spec: ManifestSpec, path: &str, name: &str) -> Result<Vec<PodTemplate>, String> {
-    let label = |kind: &str| {
-        vec![
-            ("ray.io/node-type", kind.to_owned()),
-            ("ray.io/cluster", name.to_owned()),
-        ]
-    };
+    let label = |kind: &str| vec![(RAY_TYPE, kind.to_owned()), (RAY_CLUSTER, name.to_owned())];
     let head_path = format!("{path}.headGroupSpec");
     let head = spec.head_group_spec.ok_or_else(|| missing(&head_path))?;
     let start = format!("{name}-head");
@@ -395,10 +555,13 @@ impl PodTemplate {
                 start: start.to_owned(),
                 numbers,
                 labels: &[],
+                first: 0,
             },
             pods: 1,
             labels: Vec::new(),
-            variable: None,
+            variables: Vec::new(),
+            command: &[],
+            init: None,
         })
     }
 

@@ -196,7 +196,7 @@ fn containers_without_variables() {
     assert!(reason(|c| c.env_from = true).starts_with("envFrom may set any variable"));
     assert!(
         reason(|c| c.args = vec!["--nproc_per_node=auto".to_owned()].into())
-            .contains("(--nproc_per_node=auto)")
+            .contains("(--nproc_per_node=auto is one for each CPU of the whole machine")
     );
     let without = pod("worker");
     let found = thread_environment(
@@ -302,6 +302,8 @@ fn programs_with_a_fresh_environment_are_named() {
     let caution = |args: &[&str]| {
         let mut pod = pod("worker");
         pod.containers[0].args = args.iter().map(|&arg| arg.to_owned()).collect();
+        pod.annotations
+            .insert(PROCESSES_ANNOTATION.to_owned(), "1".to_owned());
         environment(&pod, ThreadBasis::exclusive(4, 4, 1)).caution
     };
     for args in [

@@ -1,7 +1,7 @@
 use std::error::Error;
 
 use super::*;
-use crate::pod::{Processes, processes, recognise};
+use crate::pod::{Processes, Qos, processes, qos, recognise};
 
 /// The spec of a pod, in flow style.
 const SPEC: &str =
@@ -41,7 +41,8 @@ fn names(text: &str) -> String {
     };
     let pods = pods(&[text]).unwrap_or_else(|error| panic!("{text}: {error}"));
     for pod in &pods {
-        assert_eq!(pod.containers[0].resources.cpu_limit, Some(2000));
+        let main = pod.containers.last().unwrap();
+        assert_eq!(main.resources.cpu_limit, Some(2000));
         assert_eq!((pod.namespace.as_str(), &pod.uid), ("default", &None));
     }
     pods.iter().map(name).collect::<Vec<_>>().join(", ")
@@ -103,21 +104,51 @@ const KINDS: &[(&str, &str, &str, &str)] = &[
         "MPIJob",
         "kubeflow.org/v2beta1",
         "mpiReplicaSpecs: {Launcher: {TEMPLATE}, Worker: {TEMPLATE}}",
-        "a-launcher-0 launcher* 0 of a, a-worker-0 worker* 0 of a",
+        "a-launcher launcher* of a, a-worker-0 worker* 0 of a",
+    ),
+    (
+        "MPIJob",
+        "kubeflow.org/v1",
+        "mpiReplicaSpecs: {Launcher: {TEMPLATE}, Worker: {TEMPLATE}}",
+        "a-launcher launcher* of a, a-worker-0 worker* 0 of a",
+    ),
+    (
+        "MPIJob",
+        "kubeflow.org/v2beta1",
+        "runLauncherAsWorker: true, mpiReplicaSpecs: {Launcher: {TEMPLATE}, Worker: {TEMPLATE}}",
+        "a-launcher chief* 0 of a, a-worker-0 worker* 1 of a",
     ),
     (
         "JobSet",
         "jobset.x-k8s.io/v1alpha2",
         "replicatedJobs: [{name: ps, template: {spec: {TEMPLATE}}}, {name: worker, replicas: 2, template: {spec: \
              {parallelism: 2, completionMode: Indexed, TEMPLATE}}}]",
-        "a-ps-0-0 ps* 0 of a, a-worker-0-0 worker* 0 of a, a-worker-0-1 worker* 1 of a, a-worker-1-0 worker* 0 of a, \
+        "a-ps-0-0 ps* 0 of a, a-worker-0-0 worker* 0 of a, a-worker-0-1 worker* 0 of a, a-worker-1-0 worker* 1 of a, \
              a-worker-1-1 worker* 1 of a",
+    ),
+    (
+        "JobSet",
+        "jobset.x-k8s.io/v1alpha2",
+        "replicatedJobs: [{name: worker, template: {spec: {parallelism: 2, TEMPLATE}}}]",
+        "a-worker-0-0 worker* 0 of a, a-worker-0-1 worker* 1 of a",
     ),
     (
         "Job",
         "batch.volcano.sh/v1alpha1",
         "minAvailable: 2, tasks: [{TEMPLATE}, {name: worker, replicas: 2, TEMPLATE}]",
         "a-default0-0 other, a-worker-0 worker* 0 of a, a-worker-1 worker* 1 of a",
+    ),
+    (
+        "LeaderWorkerSet",
+        "leaderworkerset.x-k8s.io/v1",
+        "replicas: 2, leaderWorkerTemplate: {size: 2, workerTemplate: {SPEC}}",
+        "a-0 chief 0 of a, a-0-1 worker 1 of a, a-1 chief 0 of a, a-1-1 worker 1 of a",
+    ),
+    (
+        "LeaderWorkerSet",
+        "leaderworkerset.x-k8s.io/v1",
+        "leaderWorkerTemplate: {size: 3, leaderTemplate: {SPEC}, workerTemplate: {SPEC}}",
+        "a-0 chief 0 of a, a-0-1 worker 1 of a, a-0-2 worker 2 of a",
     ),
     (
         "RayCluster",
@@ -191,20 +222,61 @@ fn labels_and_annotations_of_the_template_are_the_pods() {
     assert_eq!(pod.annotations["pinfold.io/cpus"], "shared");
 }
 
-/// The operator sets torchrun's variable in the containers of a job with a master.
+/// The number of processes of each pod; 0 if it is unknown.
+fn numbers(kind: &str, spec: &str) -> Vec<usize> {
+    let version = if kind == "MPIJob" { "v2beta1" } else { "v1" };
+    let pods = pods(&[&object(kind, &format!("kubeflow.org/{version}"), spec)]).unwrap();
+    let number = |pod: &Pod| match processes(pod, pod.containers.last().unwrap()) {
+        Processes::Known { count, .. } => count.get(),
+        Processes::Unknown { .. } => 0,
+    };
+    pods.iter().map(number).collect()
+}
+
+/// The operator sets torchrun's variable in all containers.
 #[test]
 fn a_pytorchjob_has_the_operators_number_of_processes() {
-    let number = |spec: &str| {
-        let pods = pods(&[&object("PyTorchJob", "kubeflow.org/v1", spec)]).unwrap();
-        match processes(&pods[0], &pods[0].containers[0]) {
-            Processes::Known { count, .. } => count.get(),
-            Processes::Unknown { .. } => 0,
-        }
-    };
+    let number = |spec: &str| numbers("PyTorchJob", spec);
     let master = "pytorchReplicaSpecs: {Master: {TEMPLATE}}";
-    assert_eq!(number(master), 0, "auto is the default");
-    assert_eq!(number(&format!("nprocPerNode: '2', {master}")), 2);
-    assert_eq!(number("pytorchReplicaSpecs: {Worker: {TEMPLATE}}"), 1);
+    let worker = "pytorchReplicaSpecs: {Worker: {TEMPLATE}}";
+    assert_eq!(number(master), [0], "auto is the default");
+    assert_eq!(number(worker), [0]);
+    assert_eq!(number(&format!("nprocPerNode: '2', {master}")), [2]);
+    assert_eq!(
+        number(&format!("elasticPolicy: {{nProcPerNode: 3}}, {worker}")),
+        [3]
+    );
+}
+
+/// The operator lets the workers wait in a container that is not Guaranteed.
+#[test]
+fn a_worker_of_a_pytorchjob_with_a_master_is_burstable() {
+    let classes = |roles: &str| {
+        let spec = format!("pytorchReplicaSpecs: {{{roles}}}");
+        let pods = pods(&[&object("PyTorchJob", "kubeflow.org/v1", &spec)]).unwrap();
+        pods.iter().map(qos).collect::<Vec<_>>()
+    };
+    let both = classes("Master: {TEMPLATE}, Worker: {TEMPLATE}");
+    assert_eq!(both, [Qos::Guaranteed, Qos::Burstable]);
+    assert_eq!(classes("Worker: {TEMPLATE}"), [Qos::Guaranteed]);
+}
+
+/// mpirun starts the processes on the hosts of a file, which names the launcher only if it is a worker, too.
+#[test]
+fn an_mpijob_starts_its_processes_in_the_workers() {
+    let spec = "slotsPerWorker: 4, mpiReplicaSpecs: {Launcher: {template: {spec: {containers: [{name: main, command: [mpirun, -np, \
+         '8', x]}]}}}, Worker: {TEMPLATE}}";
+    assert_eq!(numbers("MPIJob", spec), [1, 0]);
+    let both = format!("runLauncherAsWorker: true, {spec}");
+    assert_eq!(numbers("MPIJob", &both), [4, 0]);
+    assert_eq!(
+        numbers("MPIJob", &format!("mpiImplementation: Intel, {both}")),
+        [4, 0]
+    );
+    assert_eq!(
+        numbers("MPIJob", &format!("mpiImplementation: MPICH, {both}")),
+        [0, 0]
+    );
 }
 
 /// Kinds, their API versions, wrong specs, and the beginnings of the errors.
@@ -274,6 +346,12 @@ const WRONG: &[(&str, &str, &str, &str)] = &[
         "ray.io/v1",
         "headGroupSpec: {TEMPLATE}, workerGroupSpecs: [{groupName: g, numOfHosts: -3, TEMPLATE}]",
         "RayCluster a: spec.workerGroupSpecs[0].numOfHosts is -3",
+    ),
+    (
+        "LeaderWorkerSet",
+        "leaderworkerset.x-k8s.io/v1",
+        "leaderWorkerTemplate: {size: 2}",
+        "LeaderWorkerSet a: spec.leaderWorkerTemplate.workerTemplate is missing: write the template of the pods",
     ),
     (
         "RayJob",
