@@ -112,8 +112,8 @@ fn is_in_force(assigned: &CpuSet, effective: &CpuSet) -> bool {
     !effective.is_empty() && effective.is_subset(assigned)
 }
 
-/// Why a container lacks exclusive CPUs. `None` for a container that is meant to share: the pod's author says so, or its limit
-/// in a Guaranteed pod is no whole number.
+/// Why a container lacks exclusive CPUs. `None` for a container that is meant to share: the pod's author says so, or the pod is
+/// Guaranteed and the container's limit is no whole number.
 fn why_none(entitlement: &Entitlement, qos: Qos, note: Option<&str>) -> Option<String> {
     match entitlement {
         Entitlement::Exclusive { cpus, .. } => {

@@ -101,9 +101,9 @@ struct Known {
     last_error: String,
     /// The socket on which a kubelet has last reported that it assigns CPUs.
     assigning: Option<SocketId>,
-    /// Since when another one reports none.
-    empty_since: Option<Instant>,
-    /// The socket of the last list, after the first one.
+    /// Since when a kubelet on another socket reports none.
+    empty_since: Option<(Option<SocketId>, Instant)>,
+    /// The socket on which the last list was answered; `None` before the first.
     socket: Option<SocketId>,
 }
 
@@ -387,7 +387,11 @@ impl AskKubelet {
             return false;
         }
         let now = Instant::now();
-        let since = *self.known.empty_since.get_or_insert(now);
+        // A kubelet that fails and starts again and again has a new socket each time.
+        let (_, since) = *self.known.empty_since.insert(match self.known.empty_since {
+            Some((of, since)) if of == socket => (of, since),
+            _ => (socket, now),
+        });
         now.duration_since(since) < EMPTY_FOR
     }
 

@@ -195,8 +195,7 @@ impl StatusContainer {
             let reason = match (self.absence(), &self.injected) {
                 (Some(absence), _) => absence,
                 (None, Some(injected)) if injected.is_empty() => {
-                    "not added, because the container was created before an agent answered the container runtime; delete \
-                     the pod to start it with them"
+                    "not added, because no agent did so when the container was created; the pod gets them with its next start"
                 }
                 (None, Some(_)) => "not added when the container was created",
                 (None, None) => {
@@ -335,7 +334,7 @@ mod tests {
         let early = describe(&[early]).unwrap().join("\n");
         assert!(
             early.contains(
-                "created before an agent answered the container runtime; delete the pod to start it with them: A_THREADS=2"
+                "no agent did so when the container was created; the pod gets them with its next start: A_THREADS=2"
             ),
             "{early}"
         );

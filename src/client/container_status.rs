@@ -102,6 +102,7 @@ pub(crate) struct StatusContainer {
 
 // === impl StatusContainer ===
 
+#[cfg(feature = "top")]
 impl StatusContainer {
     /// Whether the container runs without the thread variables that the agent computes, because no agent was asked when it was
     /// created.

@@ -255,14 +255,14 @@ impl AgentStatus {
             0 => String::new(),
             count => format!(" and {count} more"),
         };
-        let (were, pods) = match names.len() {
+        let (run, they, pods) = match names.len() {
             0 => return None,
-            1 => ("runs without thread variables, because it was", "pod"),
-            _ => ("run without thread variables, because they were", "pods"),
+            1 => ("runs", "it was", "its pod gets"),
+            _ => ("run", "they were", "their pods get"),
         };
         Some(format!(
-            "threads: {} {were} created before an agent answered the container runtime ({}{more}); delete the {pods} to start \
-             again with them",
+            "threads: {} {run} without thread variables, because no agent added them when {they} created ({}{more}); {pods} \
+             them with the next start",
             counted(names.len(), "container"),
             first.join(", ")
         ))
@@ -392,8 +392,8 @@ mod tests {
         let one = [container("w-0", true, "[]", some)];
         assert_eq!(
             warning(&[&fine[..], &one].concat()).unwrap(),
-            "threads: 1 container runs without thread variables, because it was created before an agent answered the container \
-             runtime (main of t/w-0); delete the pod to start again with them"
+            "threads: 1 container runs without thread variables, because no agent added them when it was created (main of t/w-0); \
+             its pod gets them with the next start"
         );
         let many: Vec<String> = (0..5)
             .map(|index| container(&format!("w-{index}"), true, "[]", some))
@@ -404,7 +404,7 @@ mod tests {
             "{warning}"
         );
         assert!(
-            warning.contains("main of t/w-2 and 2 more); delete the pods"),
+            warning.contains("main of t/w-2 and 2 more); their pods get them"),
             "{warning}"
         );
     }

@@ -73,6 +73,8 @@ pub struct NodeReader {
     failures: BackoffPolicy,
     missing: Backoff,
     conflicts: Backoff,
+    /// Why the Node could not be read, if the last read failed.
+    last_failure: String,
 }
 
 /// What the next read waits for.
@@ -106,6 +108,7 @@ impl NodeReader {
             failures: BackoffPolicy::new((FIRST_RETRY, RETRY), INTERVAL),
             missing: Backoff::new(FIRST_RETRY, RETRY),
             conflicts: Backoff::new(CONFLICT, RETRY),
+            last_failure: String::new(),
         };
         let reports = NodeReports {
             allocatable: allocatable_reports,
@@ -153,8 +156,20 @@ impl NodeReader {
                 self.publish(StartupTaint::Absent);
                 return Wait::For(self.missing.wait(self.jitter.roll(), None));
             }
-            Err(failure) => return self.after(&failure),
+            Err(failure) => {
+                let failed = failure.to_string();
+                if failure.is_terminal() && self.last_failure != failed {
+                    tracing::warn!(
+                        "Node {} can't be read, so a taint {STARTUP_TAINT} would stay: {failed}; give the agent the right to get \
+                         its Node (rbac.yaml)",
+                        self.name
+                    );
+                }
+                self.last_failure = failed;
+                return self.after(&failure);
+            }
         };
+        self.last_failure.clear();
         self.missing.reset();
         let allocatable = node.allocatable();
         if allocatable.is_some() {

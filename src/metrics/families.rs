@@ -321,7 +321,7 @@ families! {
     /// The families of the container runtime, by name.
     RUNTIME_FAMILIES:
     CONTAINERS_WITHOUT_VARIABLES = gauge("pinfold_containers_without_thread_variables", &[],
-        "Running containers without the thread variables that Pinfold computes for them, because they were created before an agent answered the container runtime. Only while the runtime is synchronized.");
+        "Running containers without the thread variables that Pinfold computes for them, because no agent added them when they were created. Only while the runtime is synchronized.");
     NRI_RUNTIME_INFO = info("pinfold_nri_runtime_info", &["name", "version"],
         "The connected container runtime, always 1. Without a connection, no series exists.");
     NRI_SYNCHRONIZED = gauge("pinfold_nri_synchronized", &[],

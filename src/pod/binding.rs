@@ -3,6 +3,7 @@
 //!
 //! The program is the user's, so Pinfold changes nothing: `pinfold explain` and an Event say what to write instead.
 
+use super::variables::BINDING_VARIABLES;
 use super::{Container, EnvSource};
 use crate::cpu::CpuSet;
 
@@ -36,15 +37,6 @@ enum BoundBy {
     Variable(&'static str),
 }
 
-/// Variables with a list of CPUs, and what precedes the list in the value. OMP_PLACES also takes names such as `cores`, and
-/// KMP_AFFINITY a policy such as `compact`.
-const VARIABLES: [(&str, &str); 4] = [
-    ("OMP_PLACES", "{"),
-    ("GOMP_CPU_AFFINITY", ""),
-    ("KMP_AFFINITY", "proclist=["),
-    ("I_MPI_PIN_PROCESSOR_LIST", ""),
-];
-
 /// The bindings of a program that is called with these arguments. `name` is the program's, without its folder, or a module's.
 pub(super) fn of_command(name: &str, args: &[String]) -> Vec<Binding> {
     let of = |by, words: &[&str]| Binding {
@@ -66,7 +58,7 @@ pub(super) fn of_command(name: &str, args: &[String]) -> Vec<Binding> {
 
 /// The bindings in a container's environment.
 pub(super) fn of_environment(container: &Container) -> Vec<Binding> {
-    let found = VARIABLES.iter().filter_map(|(name, before)| {
+    let found = BINDING_VARIABLES.iter().filter_map(|(name, before)| {
         let EnvSource::Value(value) = container.env.get(*name)? else {
             return None;
         };
@@ -205,15 +197,17 @@ impl Binding {
                 format!("{machine}; write taskset -c \"$PINFOLD_CPUS\" in a shell, or leave it out")
             }
             BoundBy::RunCpu => format!(
-                "{found} uses all cores of the machine unless told otherwise; add --core_list {} --ncores_per_instance N, or start \
-                 the program without it",
+                "{found} uses all cores of the machine unless told otherwise; start the program without it, or give it the \
+                 container's CPUs, which differ from pod to pod: now --core_list {} --ncores_per_instance N",
                 comma_list(cpus)
             ),
             BoundBy::Ipexrun => format!(
                 "{found} uses all cores of the machine unless told otherwise; add --cores-list \"$PINFOLD_CPUS\" in a shell (now \
                  {cpus}), or start the program without it"
             ),
-            BoundBy::MpiCpuSet => format!("{machine}; write the list {cpus}, or leave it out"),
+            BoundBy::MpiCpuSet => format!(
+                "{machine}; write mpirun --cpu-set \"$PINFOLD_CPUS\" in a shell, or leave it out"
+            ),
             BoundBy::MpiSingleCores => format!(
                 "{found} gives each rank a single core of the CPUs {cpus}; for ranks with several threads, write --map-by \
                  slot:PE=N --bind-to core, where N is the number of cores of a rank"
@@ -304,7 +298,7 @@ mod tests {
             (
                 &["mpirun", "-np", "2", "--cpu-set", "0,1", "t"],
                 "mpirun --cpu-set 0,1 ",
-                "4-6,9",
+                "--cpu-set \"$PINFOLD_CPUS\"",
             ),
             (
                 &["mpirun", "-np", "2", "--bind-to", "core", "t"],
@@ -381,6 +375,22 @@ mod tests {
                 "{name}={value}: {says:?}"
             );
         }
+    }
+
+    /// What a manifest says reaches the advice, although most variables are left out of a pod.
+    #[test]
+    fn a_manifest_keeps_the_variables() {
+        let manifest = r#"{apiVersion: v1, kind: Pod, metadata: {name: p}, spec: {containers: [{name: c, image: i,
+            env: [{name: A, value: "1"}, {name: OMP_PLACES, value: "{0},{1}"}]}]}}"#;
+        let pods = crate::pod::parse(manifest, "p").unwrap_or_default();
+        let pod = RecognizedPod::from(pods.into_iter().next().unwrap_or_default());
+        let says = pod.binding_advice(0, Some(&"4-6,9".parse().unwrap_or_default()));
+        assert_eq!(says.len(), 1, "{says:?}");
+        assert!(
+            says.iter()
+                .all(|says| says.starts_with("OMP_PLACES={0},{1} ")),
+            "{says:?}"
+        );
     }
 
     /// A pod's author chooses the command line.

@@ -6,8 +6,8 @@ use super::cpu_preferences::{SINGLE_CORES, wants_single_cores};
 use super::operator_labels::OPERATOR;
 use super::quantity::format_cpu;
 use super::{
-    CONTAINER_CPUS_ANNOTATION, CPUS_ANNOTATION, Container, ContainerKind, ContainerWish, Pod,
-    RecognizedPod, Selector,
+    CONTAINER_CPUS_ANNOTATION, CPUS_ANNOTATION, Container, ContainerIds, ContainerKind,
+    ContainerWish, Pod, RecognizedPod, Selector,
 };
 use crate::cpu::MAX_CPU;
 
@@ -290,16 +290,25 @@ fn meant_to_share(pod: &RecognizedPod, container: &Container) -> Option<Result<S
         None => {}
     }
     // Init containers run on the CPUs of those that the annotation names.
-    let first = wishes.exclusive().next()?;
-    if wishes.exclusive().any(|name| pod.container(name).is_some()) {
-        let others = "gives exclusive CPUs to other containers of the pod";
-        return (container.kind != ContainerKind::Init)
-            .then(|| Ok(format!("annotation {CONTAINER_CPUS_ANNOTATION} {others}")));
+    wishes.exclusive().next()?;
+    if container.kind == ContainerKind::Init {
+        return None;
     }
-    Some(Err(format!(
-        "annotation {CONTAINER_CPUS_ANNOTATION} names container {first}, which the pod lacks; write the name of one of its \
-         containers"
-    )))
+    let lacks = |name: &&str| {
+        let named = pod.container(name);
+        named.is_none_or(|named| named.kind == ContainerKind::Init)
+    };
+    // The runtime describes only the containers that exist, and all as app containers.
+    let lacking = wishes.exclusive().find(lacks);
+    match lacking.filter(|_| pod.ids != ContainerIds::Runtime) {
+        Some(name) => Some(Err(format!(
+            "annotation {CONTAINER_CPUS_ANNOTATION} names {name}, which is none of the pod's containers besides init containers; \
+             write the name of one of them"
+        ))),
+        None => Some(Ok(format!(
+            "annotation {CONTAINER_CPUS_ANNOTATION} gives exclusive CPUs to other containers of the pod"
+        ))),
+    }
 }
 
 /// What to change so that the pod becomes Guaranteed.

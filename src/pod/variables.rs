@@ -39,11 +39,23 @@ pub const THREAD_VARIABLES: [&str; 13] = [
     "OMP_THREAD_LIMIT",
 ];
 
+/// Variables with a list of CPUs, and what precedes the list in the value. OMP_PLACES also takes names such as `cores`, and
+/// KMP_AFFINITY a policy such as `compact`.
+pub(super) const BINDING_VARIABLES: [(&str, &str); 4] = [
+    ("OMP_PLACES", "{"),
+    ("GOMP_CPU_AFFINITY", ""),
+    ("KMP_AFFINITY", "proclist=["),
+    ("I_MPI_PIN_PROCESSOR_LIST", ""),
+];
+
 /// Whether a decision or a message depends on a variable with this name. Pinfold need not keep any
 /// other.
 pub fn variable_counts(name: &str) -> bool {
     THREAD_VARIABLES.contains(&name)
         || [TF_CONFIG, MPI_HOSTS].contains(&name)
+        || BINDING_VARIABLES
+            .iter()
+            .any(|(variable, _)| *variable == name)
         || MPI_SLOTS.contains(&name)
         || name.starts_with(TORCHRUN)
         || names_a_hostfile(name)
@@ -74,6 +86,7 @@ mod tests {
             "OMPI_MCA_orte_default_hostfile",
             "HostFile",
             "I_MPI_HYDRA_HOST_FILE",
+            "OMP_PLACES",
         ] {
             assert!(variable_counts(name), "{name}");
         }

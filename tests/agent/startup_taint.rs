@@ -90,7 +90,7 @@ fn the_startup_taint_stays_until_the_runtime_has_reported_its_containers() {
     );
     let explained = run(&["explain", "-n", "train", "early", "--agent", &address]);
     assert!(
-        explained.contains("created before an agent answered the container runtime"),
+        explained.contains("no agent did so when the container was created"),
         "{explained}"
     );
     agent.stop();
