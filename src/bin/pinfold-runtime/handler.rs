@@ -11,6 +11,10 @@ const BEGIN: &str =
     "# Begin of pinfold-required. `pinfold-runtime uninstall` removes the lines up to the end.\n";
 const END: &str = "# End of pinfold-required.\n";
 
+/// The beginning of CRI-O's file.
+const OF_CRIO: &str =
+    "# `pinfold-runtime install` wrote this file, and `pinfold-runtime uninstall` removes it.\n";
+
 /// What containerd's configuration says about the runtimes.
 #[derive(Debug, Clone, PartialEq, Eq)]
 struct Found {
@@ -131,11 +135,29 @@ pub(crate) fn binary_name(text: &str) -> Option<&str> {
     (!value.is_empty()).then_some(value)
 }
 
-/// CRI-O's file with the handler.
-pub(crate) fn of_crio(binary: &str) -> String {
-    format!(
-        "# `pinfold-runtime install` wrote this file, and `pinfold-runtime uninstall` removes it.\n\
-         [crio.runtime.runtimes.{HANDLER}]\nruntime_path = \"{binary}\"\nruntime_type = \"oci\"\n"
+/// CRI-O's file with the handler, in place of `text`.
+///
+/// # Errors
+/// `text` is somebody else's.
+pub(crate) fn of_crio(text: &str, binary: &str) -> Result<String, String> {
+    without_crio(text)?;
+    Ok(format!(
+        "{OF_CRIO}[crio.runtime.runtimes.{HANDLER}]\nruntime_path = \"{binary}\"\nruntime_type = \"oci\"\n"
+    ))
+}
+
+/// CRI-O's file without the handler. Nothing is left of it, because the handler has a file of its own.
+///
+/// # Errors
+/// `text` is somebody else's.
+pub(crate) fn without_crio(text: &str) -> Result<String, String> {
+    if text.is_empty() || text.starts_with(OF_CRIO) {
+        return Ok(String::new());
+    }
+    Err(
+        "it has settings that pinfold-runtime did not write, and for CRI-O the file is replaced as a whole: name a file \
+         of its own in /etc/crio/crio.conf.d (--config, or required.config of the chart)"
+            .to_owned(),
     )
 }
 

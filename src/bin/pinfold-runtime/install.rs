@@ -16,8 +16,8 @@ Puts this program on the host as the OCI runtime of the RuntimeClass pinfold-req
 the handler from the configuration again. With any other arguments, the program is that runtime.
 
   --runtime NAME   containerd (the default) or crio
-  --config FILE    the file to change; for containerd /etc/containerd/config.toml, for CRI-O
-                   /etc/crio/crio.conf.d/99-pinfold-required.conf
+  --config FILE    the file to change; for containerd /etc/containerd/config.toml, for CRI-O a file
+                   of its own, /etc/crio/crio.conf.d/99-pinfold-required.conf
   --folder DIR     the program's folder on the host (default: /opt/pinfold)
   --real FILE      the node's OCI runtime (default: what containerd's configuration names for runc,
                    else the first runc, else the first crun in the PATH of the container runtime)
@@ -198,7 +198,7 @@ impl Settings {
         let binary = named.display().to_string();
         let changed = self.change(|text| match self.runtime {
             Runtime::Containerd => handler::with_handler(text, &binary),
-            Runtime::Crio => Ok(handler::of_crio(&binary)),
+            Runtime::Crio => handler::of_crio(text, &binary),
         })?;
         let config = self.config().display();
         Ok(if changed {
@@ -242,7 +242,7 @@ impl Settings {
     fn uninstall(&self) -> Result<String, String> {
         let changed = self.change(|text| match self.runtime {
             Runtime::Containerd => Ok(handler::without_handler(text)),
-            Runtime::Crio => Ok(String::new()),
+            Runtime::Crio => handler::without_crio(text),
         })?;
         let config = self.config().display();
         let folder = self.folder.display();
@@ -340,6 +340,24 @@ mod tests {
             );
             settings.uninstall().unwrap();
             assert!(!file.exists());
+        }
+    }
+
+    #[test]
+    fn the_settings_of_cri_o_stay() {
+        let host = tempfile::tempdir().unwrap();
+        let config = host.path().join("etc/crio/crio.conf");
+        fs::create_dir_all(config.parent().unwrap()).unwrap();
+        let text = "[crio.runtime]\ndefault_runtime = 'crun'\n";
+        fs::write(&config, text).unwrap();
+        let settings = on(host.path(), "--runtime crio --config /etc/crio/crio.conf");
+        for done in [settings.install(), settings.uninstall()] {
+            let error = done.unwrap_err();
+            assert!(
+                error.starts_with("/etc/crio/crio.conf: ") && error.contains("crio.conf.d"),
+                "{error}"
+            );
+            assert_eq!(fs::read_to_string(&config).unwrap(), text);
         }
     }
 
