@@ -212,14 +212,21 @@ impl Settings {
         })
     }
 
-    /// Points the link to the real runtime, where it is not the first one in the PATH.
+    /// Points the link to the real runtime, where it is not the first one in the PATH. Otherwise an earlier link goes.
     fn link(&self) -> Result<(), String> {
         let text = fs::read_to_string(self.on_host(self.config())).unwrap_or_default();
         let configured = handler::binary_name(&text)
             .filter(|_| self.runtime == Runtime::Containerd)
             .map(PathBuf::from);
+        let link = self.on_host(&self.folder.join(real::LINK));
         let Some(target) = self.real.clone().or(configured) else {
-            return Ok(());
+            return match fs::remove_file(&link) {
+                Err(error) if error.kind() != io::ErrorKind::NotFound => Err(format!(
+                    "can't remove the earlier link {}: {error}. Remove it by hand",
+                    link.display()
+                )),
+                _ => Ok(()),
+            };
         };
         if !target.is_absolute() {
             return Err(format!(
@@ -228,7 +235,6 @@ impl Settings {
                 target.display()
             ));
         }
-        let link = self.on_host(&self.folder.join(real::LINK));
         if fs::read_link(&link).is_ok_and(|now| now == target) {
             return Ok(());
         }
@@ -340,6 +346,26 @@ mod tests {
             );
             settings.uninstall().unwrap();
             assert!(!file.exists());
+        }
+    }
+
+    #[test]
+    fn the_link_follows_the_configuration() {
+        let host = tempfile::tempdir().unwrap();
+        let config = host.path().join("etc/containerd/config.toml");
+        fs::create_dir_all(config.parent().unwrap()).unwrap();
+        let link = host.path().join("opt/pinfold").join(real::LINK);
+        let named = "version = 2\n[plugins.x.containerd.runtimes.runc.options]\nBinaryName = '/usr/bin/crun'\n";
+        for (text, more, target) in [
+            (named, "", Some("/usr/bin/crun")),
+            ("version = 2\n", "", None),
+            ("version = 2\n", "--real /bin/youki", Some("/bin/youki")),
+            ("version = 2\n", "", None),
+        ] {
+            fs::write(&config, text).unwrap();
+            on(host.path(), more).install().unwrap();
+            let real = fs::read_link(&link).ok();
+            assert_eq!(real.as_deref(), target.map(Path::new));
         }
     }
 

@@ -49,7 +49,8 @@ fn among(own: &Path, folders: &[PathBuf]) -> Result<PathBuf, String> {
     let mut usable = named.filter(|path| path.is_absolute() && is_program(path));
     usable.find(|path| !is_same(path, own)).ok_or_else(|| {
         format!(
-            "neither runc nor crun is in the PATH: make {} a symbolic link to the node's OCI runtime",
+            "neither runc nor crun is in the PATH: name the node's OCI runtime (pinfold-runtime install --real, or \
+             required.realRuntime of the chart), or make {} a symbolic link to it",
             link.display()
         )
     })
