@@ -181,6 +181,32 @@ fn closed(line: &Line) -> Option<String> {
     (is_runtime || is_above).then_some(path)
 }
 
+/// The files that the configuration adds to itself, as patterns. The list may go over several lines.
+pub(crate) fn imports(text: &str) -> Vec<String> {
+    let is_list = |line: &&str| {
+        let key = line.split_once('=').map(|(key, _)| key);
+        key.is_some_and(|key| key.trim().trim_matches(['"', '\'']) == "imports")
+    };
+    let mut from_list = uncommented(text)
+        .take_while(|line| !line.starts_with('['))
+        .skip_while(|line| !is_list(line));
+    let mut list = String::new();
+    for line in from_list.by_ref() {
+        list.push_str(line);
+        if line.ends_with(']') {
+            break;
+        }
+    }
+    let patterns = list.split_once('=').map_or("", |(_, patterns)| patterns);
+    patterns
+        .trim()
+        .trim_matches(['[', ']'])
+        .split(',')
+        .map(|pattern| pattern.trim().trim_matches(['"', '\'']).to_owned())
+        .filter(|pattern| !pattern.is_empty())
+        .collect()
+}
+
 /// The program that containerd runs instead of the first `runc` in its PATH, if the configuration names one.
 pub(crate) fn binary_name(text: &str) -> Option<&str> {
     let options = ".containerd.runtimes.runc.options.BinaryName";
@@ -316,6 +342,25 @@ mod tests {
         let harmless = "version = 2\nroot = '/x/runtimes.d' # runtimes.a = 1\n[plugins.'io.containerd.grpc.v1.cri']\n\
                         containerd.snapshotter = 'x'\nregistry = {}\n";
         assert!(with_handler(harmless, BINARY).is_ok());
+    }
+
+    #[test]
+    fn imported_files_are_found() {
+        for text in [
+            "",
+            TWO,
+            "imports = []\n",
+            "# imports = ['a']\n",
+            "imports = [\n]\n[x]\ny = ['z']\n",
+        ] {
+            assert_eq!(imports(text), [""; 0], "{text}");
+        }
+        for text in [
+            "version = 2\nimports = ['/a/*.toml', \"b.toml\"] # more\n",
+            "imports=[\n  '/a/*.toml', # one\n  'b.toml',\n]\nroot = 'c'\n",
+        ] {
+            assert_eq!(imports(text), ["/a/*.toml", "b.toml"], "{text}");
+        }
     }
 
     #[test]
