@@ -31,8 +31,11 @@ struct Found {
 /// # Errors
 /// The configuration is of a kind to which lines can't be added, or has another handler of that name.
 pub(crate) fn with_handler(text: &str, binary: &str) -> Result<String, String> {
-    let text = without_handler(text);
-    let own = handler_tables(&text)?;
+    let text = without_marked(text);
+    if runs(&text, binary) {
+        return Ok(text);
+    }
+    let own = handler_tables(&text, binary)?;
     let plugin = PLUGINS[usize::from(own.version > 2)];
     let runtime = |name: &str| {
         format!(
@@ -59,7 +62,34 @@ pub(crate) fn with_handler(text: &str, binary: &str) -> Result<String, String> {
 }
 
 /// The configuration as it was before [`with_handler`].
-pub(crate) fn without_handler(text: &str) -> String {
+///
+/// # Errors
+/// The handler is there without the marks.
+pub(crate) fn without_handler(text: &str) -> Result<String, String> {
+    let text = without_marked(text);
+    if names_handler(&text) {
+        return Err(format!(
+            "it has the handler {HANDLER} without the comments of `pinfold-runtime install`, as after another program has \
+             rewritten the file: remove the tables of {HANDLER} by hand, and restart containerd"
+        ));
+    }
+    Ok(text)
+}
+
+fn names_handler(text: &str) -> bool {
+    uncommented(text).any(|line| line.contains(HANDLER))
+}
+
+/// Whether the handler is there and runs the program `binary`.
+fn runs(text: &str, binary: &str) -> bool {
+    let options = format!(".containerd.runtimes.{HANDLER}.options.BinaryName");
+    lines(text)
+        .filter(|line| line.path().ends_with(&options))
+        .filter_map(|line| line.key)
+        .any(|(_, value)| value.trim_matches(['"', '\'']) == binary)
+}
+
+fn without_marked(text: &str) -> String {
     let marked = text.find(BEGIN).and_then(|begin| {
         let end = begin + text[begin..].find(END)? + END.len();
         Some((begin, end))
@@ -130,13 +160,15 @@ fn uncommented(text: &str) -> impl Iterator<Item = &str> {
     })
 }
 
-fn handler_tables(text: &str) -> Result<Found, String> {
+fn handler_tables(text: &str, binary: &str) -> Result<Found, String> {
     let value = |key: &str| {
         let found = lines(text).find(|line| line.path() == key);
         found.and_then(|line| line.key).map(|(_, value)| value)
     };
-    if uncommented(text).any(|line| line.contains(HANDLER)) {
-        return Err(format!("it has a handler {HANDLER} already: remove it"));
+    if names_handler(text) {
+        return Err(format!(
+            "it has a handler {HANDLER} already, which does not run {binary}: remove its tables by hand, and install again"
+        ));
     }
     let version = match value("version").map(str::parse) {
         None if text.trim().is_empty() => 2,
@@ -266,14 +298,32 @@ mod tests {
             let with = with_handler(text, BINARY).unwrap();
             assert!(with.contains(&format!("BinaryName = '{BINARY}'")), "{with}");
             assert_eq!(with_handler(&with, BINARY).unwrap(), with);
-            assert_eq!(without_handler(&with), text);
+            assert_eq!(without_handler(&with).unwrap(), text);
             // Lines that others add below stay.
             assert_eq!(
-                without_handler(&format!("{with}[debug]\n")),
+                without_handler(&format!("{with}[debug]\n")).unwrap(),
                 format!("{text}[debug]\n")
             );
         }
-        assert_eq!(without_handler(TWO), TWO);
+        assert_eq!(without_handler(TWO).unwrap(), TWO);
+    }
+
+    /// A program that reads the file and writes it anew loses the comments.
+    #[test]
+    fn a_handler_without_its_marks_is_known() {
+        let with = with_handler(TWO, BINARY).unwrap().replace('\'', "\"");
+        let rewritten: String = with
+            .lines()
+            .filter(|line| !line.starts_with('#'))
+            .fold(String::new(), |text, line| text + "  " + line + "\n");
+        assert_eq!(with_handler(&rewritten, BINARY).unwrap(), rewritten);
+        let error = with_handler(&rewritten, "/other/pinfold-runtime").unwrap_err();
+        assert!(
+            error.contains("does not run /other/pinfold-runtime"),
+            "{error}"
+        );
+        let error = without_handler(&rewritten).unwrap_err();
+        assert!(error.contains("remove the tables"), "{error}");
     }
 
     #[test]

@@ -286,7 +286,7 @@ impl Settings {
 
     fn uninstall(&self) -> Result<String, String> {
         let planned = self.planned(|text| match self.runtime {
-            Runtime::Containerd => Ok(handler::without_handler(text)),
+            Runtime::Containerd => handler::without_handler(text),
             Runtime::Crio => handler::without_crio(text),
         })?;
         let changed = self.write(&planned)?;
