@@ -219,11 +219,11 @@ pub(crate) fn imports(text: &str) -> Vec<String> {
         let key = line.split_once('=').map(|(key, _)| key);
         key.is_some_and(|key| key.trim().trim_matches(['"', '\'']) == "imports")
     };
-    let mut from_list = uncommented(text)
+    let from_list = uncommented(text)
         .take_while(|line| !line.starts_with('['))
         .skip_while(|line| !is_list(line));
     let mut list = String::new();
-    for line in from_list.by_ref() {
+    for line in from_list {
         list.push_str(line);
         if line.ends_with(']') {
             break;
