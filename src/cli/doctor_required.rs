@@ -19,15 +19,18 @@ const INSTALL: &str = "install it again (pinfold-runtime install, or required.wr
 /// The finding about the node whose root directory is given; `None` where no configuration of a container runtime is visible, as
 /// in the agent's own pod.
 pub(super) fn examine(root: &Path) -> Option<Finding> {
-    let texts: Vec<String> = files(root)
-        .iter()
-        .filter_map(|path| fs::read_to_string(path).ok())
+    let texts: Vec<(PathBuf, String)> = files(root)
+        .into_iter()
+        .filter_map(|path| Some((path.clone(), fs::read_to_string(path).ok()?)))
         .collect();
     if texts.is_empty() {
         return None;
     }
-    let has_plugin = texts.iter().any(|text| requires_plugin(text));
-    let Some(program) = texts.iter().find_map(|text| program(text)) else {
+    let has_plugin = texts.iter().any(|(_, text)| requires_plugin(text));
+    let found = texts
+        .iter()
+        .find_map(|(path, text)| Some((path, program(text)?)));
+    let Some((path, program)) = found else {
         let when = if has_plugin {
             "if the agent hangs or ends before its start (without the plugin, the runtime creates no container)"
         } else {
@@ -56,8 +59,11 @@ pub(super) fn examine(root: &Path) -> Option<Finding> {
     Some(match runs {
         Some(real) => Finding {
             is_good: true,
+            // Nothing here shows whether the runtime reads this file, and has done so since the handler was added.
             text: format!(
-                "pods of the RuntimeClass pinfold-required start behind {program}, which runs {real}{plugin}"
+                "pods of the RuntimeClass pinfold-required start behind {program}, which runs {real}, once the runtime has been \
+                 restarted with /{}{plugin}",
+                path.strip_prefix(root).unwrap_or(path).display()
             ),
             advice: None,
         },
@@ -155,7 +161,9 @@ mod tests {
         );
         fs::create_dir_all(root.path().join("opt/p")).unwrap();
         fs::write(root.path().join("opt/p/r"), "").unwrap();
-        assert!(examine(root.path()).unwrap().is_good);
+        let good = examine(root.path()).unwrap();
+        let until = "once the runtime has been restarted with /etc/containerd/config.toml";
+        assert!(good.is_good && good.text.ends_with(until), "{good:?}");
     }
 
     #[test]

@@ -474,6 +474,12 @@ fn required_cases() -> Vec<Case> {
             "/volumes/[config]/hostPath/path",
             "/etc/k",
         ),
+        // A new folder would hold a file that no runtime reads.
+        installer(
+            "required.config=/etc/k/c.toml",
+            "/volumes/[config]/hostPath/type",
+            "Directory",
+        ),
         argument(
             "runtime=crio",
             4,

@@ -4,7 +4,7 @@ use std::ffi::OsString;
 use std::fs;
 use std::io::{self, Write};
 use std::os::unix::fs::{PermissionsExt, symlink};
-use std::path::{Path, PathBuf};
+use std::path::{Component, Path, PathBuf};
 use std::process::ExitCode;
 
 use crate::{handler, real};
@@ -16,8 +16,8 @@ Puts this program on the host as the OCI runtime of the RuntimeClass pinfold-req
 the handler from the configuration again. With any other arguments, the program is that runtime.
 
   --runtime NAME   containerd (the default) or crio
-  --config FILE    the file to change; for containerd /etc/containerd/config.toml, for CRI-O
-                   /etc/crio/crio.conf.d/99-pinfold-required.conf
+  --config FILE    the file to change; for containerd /etc/containerd/config.toml, for CRI-O a file
+                   of its own, /etc/crio/crio.conf.d/99-pinfold-required.conf
   --folder DIR     the program's folder on the host (default: /opt/pinfold)
   --real FILE      the node's OCI runtime (default: what containerd's configuration names for runc,
                    else the first runc, else the first crun in the PATH of the container runtime)
@@ -156,7 +156,10 @@ impl Settings {
     }
 
     /// The configuration before and after `change`. A missing file is an empty one.
-    fn change(&self, change: impl Fn(&str) -> Result<String, String>) -> Result<bool, String> {
+    fn planned(
+        &self,
+        change: impl Fn(&str) -> Result<String, String>,
+    ) -> Result<(String, String), String> {
         let (named, path) = (self.config(), self.on_host(self.config()));
         if fs::symlink_metadata(&path).is_ok_and(|file| file.is_symlink()) {
             return Err(format!(
@@ -170,6 +173,12 @@ impl Settings {
             Err(error) => return Err(format!("can't read {}: {error}", named.display())),
         };
         let after = change(&before).map_err(|why| format!("{}: {why}", named.display()))?;
+        Ok((before, after))
+    }
+
+    /// Writes the configuration, and returns whether it has changed.
+    fn write(&self, (before, after): &(String, String)) -> Result<bool, String> {
+        let (named, path) = (self.config(), self.on_host(self.config()));
         if before == after {
             return Ok(false);
         }
@@ -186,6 +195,14 @@ impl Settings {
 
     fn install(&self) -> Result<String, String> {
         let (named, path) = (self.binary(), self.on_host(&self.binary()));
+        let binary = named.display().to_string();
+        let planned = self.planned(|text| match self.runtime {
+            Runtime::Containerd => {
+                self.check_imports(text)?;
+                handler::with_handler(text, &binary)
+            }
+            Runtime::Crio => handler::of_crio(text, &binary),
+        })?;
         let failed =
             |error: io::Error| format!("can't put the program at {}: {error}", named.display());
         let own = fs::read("/proc/self/exe").map_err(failed)?;
@@ -195,11 +212,7 @@ impl Settings {
         if fs::read(&path).ok().as_ref() != Some(&own) {
             replace(&path, &own, 0o755).map_err(failed)?;
         }
-        let binary = named.display().to_string();
-        let changed = self.change(|text| match self.runtime {
-            Runtime::Containerd => handler::with_handler(text, &binary),
-            Runtime::Crio => Ok(handler::of_crio(&binary)),
-        })?;
+        let changed = self.write(&planned)?;
         let config = self.config().display();
         Ok(if changed {
             format!(
@@ -212,14 +225,47 @@ impl Settings {
         })
     }
 
-    /// Points the link to the real runtime, where it is not the first one in the PATH.
+    /// Refuses imported files, because they may replace the handler's tables or say more about runc. Folders without files are
+    /// accepted: containerd's own default imports one.
+    fn check_imports(&self, text: &str) -> Result<(), String> {
+        let folder = self.config().parent().unwrap_or(Path::new("/"));
+        // The container of a DaemonSet sees only the configuration's folder.
+        let is_empty = |pattern: &PathBuf| {
+            let of_pattern = pattern.parent().filter(|path| path.starts_with(folder));
+            of_pattern.is_some_and(|path| {
+                pattern.ends_with("*.toml")
+                    && !path.to_string_lossy().contains(['*', '?', '['])
+                    && !path.components().any(|name| name == Component::ParentDir)
+                    && has_no_toml(&self.on_host(path))
+            })
+        };
+        let mut patterns = handler::imports(text)
+            .into_iter()
+            .map(|path| folder.join(path));
+        patterns.find(|pattern| !is_empty(pattern)).map_or(Ok(()), |pattern| {
+            Err(format!(
+                "it imports {}, which may change the runtimes: add the handler by hand, as the section \"Nodes whose image \
+                 can't change\" of docs/guides/required.md shows",
+                pattern.display()
+            ))
+        })
+    }
+
+    /// Points the link to the real runtime, where it is not the first one in the PATH. Otherwise an earlier link goes.
     fn link(&self) -> Result<(), String> {
         let text = fs::read_to_string(self.on_host(self.config())).unwrap_or_default();
         let configured = handler::binary_name(&text)
             .filter(|_| self.runtime == Runtime::Containerd)
             .map(PathBuf::from);
+        let link = self.on_host(&self.folder.join(real::LINK));
         let Some(target) = self.real.clone().or(configured) else {
-            return Ok(());
+            return match fs::remove_file(&link) {
+                Err(error) if error.kind() != io::ErrorKind::NotFound => Err(format!(
+                    "can't remove the earlier link {}: {error}. Remove it by hand",
+                    link.display()
+                )),
+                _ => Ok(()),
+            };
         };
         if !target.is_absolute() {
             return Err(format!(
@@ -228,7 +274,6 @@ impl Settings {
                 target.display()
             ));
         }
-        let link = self.on_host(&self.folder.join(real::LINK));
         if fs::read_link(&link).is_ok_and(|now| now == target) {
             return Ok(());
         }
@@ -240,10 +285,11 @@ impl Settings {
     }
 
     fn uninstall(&self) -> Result<String, String> {
-        let changed = self.change(|text| match self.runtime {
-            Runtime::Containerd => Ok(handler::without_handler(text)),
-            Runtime::Crio => Ok(String::new()),
+        let planned = self.planned(|text| match self.runtime {
+            Runtime::Containerd => handler::without_handler(text),
+            Runtime::Crio => handler::without_crio(text),
         })?;
+        let changed = self.write(&planned)?;
         let config = self.config().display();
         let folder = self.folder.display();
         Ok(if changed {
@@ -262,6 +308,18 @@ impl Settings {
             Runtime::Crio => "Reload CRI-O (systemctl reload crio)",
         }
     }
+}
+
+/// A symbolic link may lead to a folder that only the host has.
+fn has_no_toml(folder: &Path) -> bool {
+    let is_toml = |entry: io::Result<fs::DirEntry>| {
+        entry.is_ok_and(|entry| entry.path().extension().is_some_and(|end| end == "toml"))
+    };
+    !folder.is_symlink()
+        && match fs::read_dir(folder) {
+            Ok(mut entries) => !entries.any(is_toml),
+            Err(error) => error.kind() == io::ErrorKind::NotFound,
+        }
 }
 
 /// Replaces a file in one step, so that nobody reads half of it.
@@ -340,6 +398,75 @@ mod tests {
             );
             settings.uninstall().unwrap();
             assert!(!file.exists());
+        }
+    }
+
+    #[test]
+    fn the_link_follows_the_configuration() {
+        let host = tempfile::tempdir().unwrap();
+        let config = host.path().join("etc/containerd/config.toml");
+        fs::create_dir_all(config.parent().unwrap()).unwrap();
+        let link = host.path().join("opt/pinfold").join(real::LINK);
+        let named = "version = 2\n[plugins.x.containerd.runtimes.runc.options]\nBinaryName = '/usr/bin/crun'\n";
+        for (text, more, target) in [
+            (named, "", Some("/usr/bin/crun")),
+            ("version = 2\n", "", None),
+            ("version = 2\n", "--real /bin/youki", Some("/bin/youki")),
+            ("version = 2\n", "", None),
+        ] {
+            fs::write(&config, text).unwrap();
+            on(host.path(), more).install().unwrap();
+            let real = fs::read_link(&link).ok();
+            assert_eq!(real.as_deref(), target.map(Path::new));
+        }
+    }
+
+    #[test]
+    fn imported_files_are_refused_before_anything_changes() {
+        let host = tempfile::tempdir().unwrap();
+        let folder = host.path().join("etc/containerd");
+        fs::create_dir_all(folder.join("conf.d")).unwrap();
+        let config = folder.join("config.toml");
+        let install = |imports: &str| {
+            fs::write(&config, format!("version = 2\nimports = [{imports}]\n")).unwrap();
+            on(host.path(), "").install()
+        };
+        let usual = "'/etc/containerd/conf.d/*.toml'";
+        fs::write(folder.join("conf.d/a.toml"), "").unwrap();
+        for imports in [
+            usual,
+            "'conf.d/*.toml'",
+            "'/etc/other/*.toml'",
+            "'/etc/containerd/../o/*.toml'",
+            "'conf.d/b.toml'",
+        ] {
+            let error = install(imports).unwrap_err();
+            let shown = error.starts_with("/etc/containerd/config.toml: it imports /etc/");
+            assert!(shown && error.contains("required.md"), "{error}");
+        }
+        assert!(!host.path().join("opt").exists());
+        fs::remove_file(folder.join("conf.d/a.toml")).unwrap();
+        install(usual).unwrap();
+        install("'none.d/*.toml'").unwrap();
+        symlink("/elsewhere", folder.join("link.d")).unwrap();
+        install("'link.d/*.toml'").unwrap_err();
+    }
+
+    #[test]
+    fn the_settings_of_cri_o_stay() {
+        let host = tempfile::tempdir().unwrap();
+        let config = host.path().join("etc/crio/crio.conf");
+        fs::create_dir_all(config.parent().unwrap()).unwrap();
+        let text = "[crio.runtime]\ndefault_runtime = 'crun'\n";
+        fs::write(&config, text).unwrap();
+        let settings = on(host.path(), "--runtime crio --config /etc/crio/crio.conf");
+        for done in [settings.install(), settings.uninstall()] {
+            let error = done.unwrap_err();
+            assert!(
+                error.starts_with("/etc/crio/crio.conf: ") && error.contains("crio.conf.d"),
+                "{error}"
+            );
+            assert_eq!(fs::read_to_string(&config).unwrap(), text);
         }
     }
 

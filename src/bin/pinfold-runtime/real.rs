@@ -1,7 +1,9 @@
 //! The node's real OCI runtime.
 
+use std::ffi::OsStr;
 use std::fs;
 use std::io;
+use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 
@@ -18,11 +20,20 @@ const USUAL: &str =
 /// # Errors
 /// There is none, or the link names this program itself.
 pub(crate) fn find() -> Result<PathBuf, String> {
-    let own = fs::canonicalize("/proc/self/exe")
-        .map_err(|error| format!("can't find its own folder: {error}"))?;
+    let exe = fs::read_link("/proc/self/exe")
+        .map_err(|error| format!("can't find its own folder in /proc/self/exe: {error}"))?;
+    let own = installed(&exe);
     let path = std::env::var_os("PATH").unwrap_or_default();
     let folders = std::env::split_paths(&path).chain(std::env::split_paths(USUAL));
     among(&own, &folders.collect::<Vec<_>>())
+}
+
+/// The program's path, from what the kernel says about a running program. A new version may have replaced the file since the
+/// call began, and is at the same place.
+fn installed(exe: &Path) -> PathBuf {
+    let path = exe.as_os_str().as_bytes();
+    let path = path.strip_suffix(b" (deleted)").unwrap_or(path);
+    PathBuf::from(OsStr::from_bytes(path))
 }
 
 fn among(own: &Path, folders: &[PathBuf]) -> Result<PathBuf, String> {
@@ -49,7 +60,8 @@ fn among(own: &Path, folders: &[PathBuf]) -> Result<PathBuf, String> {
     let mut usable = named.filter(|path| path.is_absolute() && is_program(path));
     usable.find(|path| !is_same(path, own)).ok_or_else(|| {
         format!(
-            "neither runc nor crun is in the PATH: make {} a symbolic link to the node's OCI runtime",
+            "neither runc nor crun is in the PATH: name the node's OCI runtime (pinfold-runtime install --real, or \
+             required.realRuntime of the chart), or make {} a symbolic link to it",
             link.display()
         )
     })
@@ -77,6 +89,18 @@ mod tests {
     fn program(path: &Path) {
         fs::write(path, "").unwrap();
         fs::set_permissions(path, fs::Permissions::from_mode(0o755)).unwrap();
+    }
+
+    #[test]
+    fn a_call_goes_on_while_the_program_is_replaced() {
+        for exe in [
+            "/opt/pinfold/pinfold-runtime",
+            "/opt/pinfold/pinfold-runtime (deleted)",
+        ] {
+            let own = installed(Path::new(exe));
+            assert_eq!(own, Path::new("/opt/pinfold/pinfold-runtime"));
+        }
+        assert!(fs::metadata(installed(&fs::read_link("/proc/self/exe").unwrap())).is_ok());
     }
 
     #[test]
