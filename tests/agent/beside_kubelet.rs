@@ -1,6 +1,8 @@
 //! The agent beside a kubelet whose own CPU Manager assigns CPUs, stops assigning, restarts, or is missing. What it makes of
 //! assigned CPUs on kernels with partitions is in `partition::kubelet`.
 
+use std::time::Duration;
+
 use pinfold::cpu::CpuSet;
 use serde_json::Value;
 
@@ -167,18 +169,20 @@ fn the_kubelets_last_policy_applies_while_the_kubelet_restarts() {
 
     // The kubelet is away: the socket remains at first, then disappears.
     drop(kubelet);
-    let several = std::time::Duration::from_millis(2500);
+    let several = Duration::from_millis(2500);
     std::thread::sleep(several);
     runs_unpinned(&agent, "worker-0");
     std::fs::remove_file(root.socket()).unwrap();
     std::thread::sleep(several);
     runs_unpinned(&agent, "worker-0");
 
-    // The next kubelet also has policy `none`.
+    // The next kubelet has policy `none`. It might also be one that has not started its CPU Manager yet, for a minute.
     let kubelet = root.kubelet(false);
-    agent.eventually("the container is pinned", |status| {
-        in_force(status, "worker-0")
-    });
+    agent.within(
+        Duration::from_secs(180),
+        "the container is pinned",
+        |status| in_force(status, "worker-0"),
+    );
     drop(kubelet);
     std::thread::sleep(several);
     assert!(!is_observing(&agent.status().unwrap()));
@@ -260,7 +264,7 @@ fn assignments_stay_while_the_kubelet_has_not_answered() {
             .to_string()
             .contains("until a kubelet answers")
     });
-    std::thread::sleep(std::time::Duration::from_millis(2500));
+    std::thread::sleep(Duration::from_millis(2500));
     let status = agent.status().unwrap();
     assert_eq!(
         (assigned(&status, "worker-0"), allowed(pid)),

@@ -88,7 +88,7 @@ fn the_startup_taint_stays_until_the_runtime_has_reported_its_containers() {
             && status.contains("(main of train/early)"),
         "{status}"
     );
-    let explained = run(&["explain", "-n", "train", "early", "--agent", &address]);
+    let explained = run(&["explain", "train/early", "--agent", &address]);
     assert!(
         explained.contains("no agent did so when the container was created"),
         "{explained}"
