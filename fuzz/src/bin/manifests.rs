@@ -7,9 +7,10 @@ use std::sync::LazyLock;
 use libfuzzer_sys::fuzz_target;
 use pinfold::cpu::{CpuSet, MAX_CPU};
 use pinfold::pod::{
-    Container, ContainerKind, CpuPreferences, Entitlement, NoLimit, Pod, Policy, Processes,
-    Profile, Qos, RecognizedPod, Rounding, ThreadBasis, ThreadPolicy, cpu_preferences, entitlement,
-    guaranteed_obstacle, parse, processes, qos, recognise, thread_environment, training,
+    Container, ContainerKind, ContainerWish, CpuPreferences, Entitlement, NoLimit, Pod, Policy,
+    Processes, Profile, Qos, RecognizedPod, Rounding, ThreadBasis, ThreadPolicy, cpu_preferences,
+    entitlement, guaranteed_obstacle, parse, processes, qos, recognise, thread_environment,
+    training,
 };
 use pinfold_fuzz::{says_why, text};
 
@@ -19,10 +20,12 @@ static POLICIES: LazyLock<[Policy; 3]> = LazyLock::new(|| {
         Policy {
             selector: "app in (train,x),!none".parse().ok(),
             training_only: true,
+            single_cores: false,
         },
         Policy {
             selector: None,
             training_only: false,
+            single_cores: true,
         },
     ]
 });
@@ -94,14 +97,20 @@ fn check(pod: &Pod) {
     }
 }
 
-fn check_entitlement(pod: &Pod, container: &Container, policy: &Policy, granted: &Entitlement) {
+fn check_entitlement(
+    pod: &RecognizedPod,
+    container: &Container,
+    policy: &Policy,
+    granted: &Entitlement,
+) {
     assert!(!granted.reason().is_empty());
     match granted {
         Entitlement::Exclusive { cpus, .. } => {
             assert!((1..=MAX_CPU + 1).contains(cpus));
             assert_eq!(container.resources.cpu_limit, Some(u64::from(*cpus) * 1000));
-            assert_eq!(qos(pod), Qos::Guaranteed);
-            assert!(training(pod, &recognise(pod), policy).counts && !pod.finished);
+            let wish = pod.container_cpus().wish(&container.name);
+            assert!(qos(pod) == Qos::Guaranteed || wish == Some(ContainerWish::Exclusive));
+            assert!(training(pod, policy).counts && !pod.finished);
             assert_ne!(container.kind, ContainerKind::Init);
         }
         Entitlement::Inherit { .. } => assert_eq!(container.kind, ContainerKind::Init),
