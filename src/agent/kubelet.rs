@@ -341,7 +341,7 @@ impl AskKubelet {
             let answer = answered.as_ref().ok().copied().flatten();
             let now = match answer {
                 Some(CpuManager::Disabled)
-                    if self.may_be_starting(before, socket) && !is_for_request =>
+                    if !is_for_request && self.may_be_starting(before, socket) =>
                 {
                     before
                 }
@@ -386,13 +386,13 @@ impl AskKubelet {
         if before != CpuManager::Assigns || socket == self.known.assigning {
             return false;
         }
-        let now = Instant::now();
         // A kubelet that fails and starts again and again has a new socket each time.
-        let (_, since) = *self.known.empty_since.insert(match self.known.empty_since {
-            Some((of, since)) if of == socket => (of, since),
-            _ => (socket, now),
-        });
-        now.duration_since(since) < EMPTY_FOR
+        let since = match self.known.empty_since {
+            Some((of, since)) if of == socket => since,
+            _ => Instant::now(),
+        };
+        self.known.empty_since = Some((socket, since));
+        since.elapsed() < EMPTY_FOR
     }
 
     fn note_source(&self) {
