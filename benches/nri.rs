@@ -126,7 +126,7 @@ fn main() {
             .build()
             .unwrap();
         for others in &sizes {
-            tokio.block_on(beside_kubelet(&kernel, *others));
+            beside_kubelet(&tokio, &kernel, *others);
         }
     }
     if wanted("handlers") {
@@ -410,7 +410,7 @@ async fn queue(kernel: &Kernel, others: usize) {
 /// The agent's answers beside a kubelet, in turns: Pinfold chooses the CPUs, it observes those of the kubelet without asking for
 /// them, and the kubelet chooses them. Without partitions the second and the third way write nothing, so they differ only in
 /// the question to the kubelet's socket.
-async fn beside_kubelet(kernel: &Kernel, others: usize) {
+fn beside_kubelet(tokio: &tokio::runtime::Runtime, kernel: &Kernel, others: usize) {
     let ways = [
         ("Pinfold chooses", false, "auto"),
         ("observed, not asked", true, "pinfold"),
@@ -421,20 +421,25 @@ async fn beside_kubelet(kernel: &Kernel, others: usize) {
         for (way, (_, assigns, source)) in ways.iter().enumerate() {
             let root = Root::new();
             let kubelet = root.kubelet(*assigns);
+            // A kubelet that reports a container's CPUs assigns them, whatever it says of its policy.
+            let (other, cpu) = if *assigns { ("0", "1") } else { ("", "") };
             for number in 0..others {
-                kubelet.gives(&format!("other-{number}"), "0");
+                kubelet.gives(&format!("other-{number}"), other);
             }
-            let mut tree = kernel.tree();
-            let options = ["--root-dir", root.path(), "--placement-source", source];
-            let (agent, mut runtime, _socket) =
-                synchronized(kernel, &mut tree, others, &options).await;
-            for life in 0..KUBELET_TURNS.1 {
-                let name = format!("worker-{turn}-{life}");
-                kubelet.gives(&name, "1");
-                one_life(&mut tree, &mut runtime, &name, &mut times[way]).await;
-                kubelet.forgets(&name);
-            }
-            agent.stop();
+            // The kubelet has a runtime of its own, so it is made and dropped outside of this one.
+            tokio.block_on(async {
+                let mut tree = kernel.tree();
+                let options = ["--root-dir", root.path(), "--placement-source", source];
+                let (agent, mut runtime, _socket) =
+                    synchronized(kernel, &mut tree, others, &options).await;
+                for life in 0..KUBELET_TURNS.1 {
+                    let name = format!("worker-{turn}-{life}");
+                    kubelet.gives(&name, cpu);
+                    one_life(&mut tree, &mut runtime, &name, &mut times[way]).await;
+                    kubelet.forgets(&name);
+                }
+                agent.stop();
+            });
         }
     }
     for (call, name) in ["CreateContainer", "StartContainer"]

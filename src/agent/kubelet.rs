@@ -41,11 +41,6 @@ const PACE: (Duration, u32) = (Duration::from_millis(25), 3);
 /// deadline: one third. The decision and the writes need the rest.
 const LONGEST_WAIT: (Duration, u32) = (Duration::from_millis(600), 3);
 
-/// How long a restarted kubelet may report no CPUs before its policy counts as `none`, if it assigned CPUs before. A kubelet
-/// serves the socket before its CPU Manager has started, and then reports neither assignable nor assigned CPUs. On an emulated
-/// machine that took up to 25 s.
-const EMPTY_FOR: Duration = Duration::from_secs(60);
-
 /// How often a refused request is tried again, and the first pause, which doubles each time.
 const RETRIES: (u32, Duration) = (5, Duration::from_millis(20));
 
@@ -99,10 +94,6 @@ struct Known {
     devices: BTreeMap<ObjectName, CpuSet>,
     has_cpus: bool,
     last_error: String,
-    /// The socket on which a kubelet has last reported that it assigns CPUs.
-    assigning: Option<SocketId>,
-    /// Since when a kubelet on another socket reports none.
-    empty_since: Option<(Option<SocketId>, Instant)>,
     /// The socket on which the last list was answered; `None` before the first.
     socket: Option<SocketId>,
 }
@@ -237,7 +228,11 @@ impl AskKubelet {
         mut reconciled: watch::Receiver<Option<Arc<Snapshot>>>,
     ) -> anyhow::Result<()> {
         loop {
-            tokio::time::sleep_until(self.pace.next(Instant::now())).await;
+            let at = self.pace.next(Instant::now());
+            // Even a timer that is already due takes one to two milliseconds, and a container waits.
+            if at > Instant::now() {
+                tokio::time::sleep_until(at).await;
+            }
             let requested_at = Instant::now();
             self.ask_with_retries().await;
             if self.events.is_closed() {
@@ -338,22 +333,10 @@ impl AskKubelet {
             *settled.unwrap_or_else(PoisonError::into_inner) = socket;
         }
         if let Some(before) = self.cpu_manager {
-            let answer = answered.as_ref().ok().copied().flatten();
-            let now = match answer {
-                Some(CpuManager::Disabled)
-                    if !is_for_request && self.may_be_starting(before, socket) =>
-                {
-                    before
-                }
-                Some(now) => {
-                    self.known.empty_since = None;
-                    if now == CpuManager::Assigns {
-                        self.known.assigning = socket;
-                    }
-                    now
-                }
-                None => self.kubelet.unanswered(Some(before)),
-            };
+            let answer = answered.as_ref().ok().copied().flatten().filter(|answer| {
+                is_for_request || *answer != CpuManager::Disabled || !self.kubelet.may_be_starting()
+            });
+            let now = answer.unwrap_or_else(|| self.kubelet.unanswered(Some(before)));
             if now != before {
                 self.cpu_manager = Some(now);
                 self.note_source();
@@ -378,21 +361,6 @@ impl AskKubelet {
         self.send_cpus(&containers).await?;
         self.send_devices(containers).await?;
         answered.map(|_| ()).map_err(Into::into)
-    }
-
-    /// Whether a kubelet that reports no CPUs on this socket may not have started its CPU Manager yet: another one has assigned
-    /// CPUs before, and this one has not reported anything else for [`EMPTY_FOR`].
-    fn may_be_starting(&mut self, before: CpuManager, socket: Option<SocketId>) -> bool {
-        if before != CpuManager::Assigns || socket == self.known.assigning {
-            return false;
-        }
-        // A kubelet that fails and starts again and again has a new socket each time.
-        let since = match self.known.empty_since {
-            Some((of, since)) if of == socket => since,
-            _ => Instant::now(),
-        };
-        self.known.empty_since = Some((socket, since));
-        since.elapsed() < EMPTY_FOR
     }
 
     fn note_source(&self) {

@@ -31,6 +31,10 @@ const DEADLINE: Duration = Duration::from_secs(5);
 /// with the status Unknown.
 const GATE_OFF: &str = "API GetAllocatableResources disabled";
 
+/// How long a kubelet may report no CPUs before its policy counts as `none`. A kubelet serves the socket before its CPU Manager
+/// has started, and then reports neither assignable nor assigned CPUs. On an emulated machine that took up to 25 s.
+const STARTS_WITHIN: Duration = Duration::from_secs(60);
+
 /// The gRPC status of a call above the kubelet's rate limit.
 const RESOURCE_EXHAUSTED: u32 = 8;
 
@@ -61,7 +65,7 @@ pub struct Device {
 pub enum CpuManager {
     /// The kubelet's socket does not exist.
     NoSocket,
-    /// The socket exists, but no kubelet has answered since the agent's start.
+    /// The socket exists, but no kubelet has told its policy since the agent's start.
     Unanswered,
     /// The kubelet assigns no CPUs: policy `none`.
     Disabled,
@@ -192,6 +196,13 @@ impl PodResources {
         }
     }
 
+    /// Whether the kubelet made its socket so recently that it may report no CPUs although its policy is `static`: its CPU
+    /// Manager may not have started. A socket from the future counts as old, since a clock was set back.
+    pub fn may_be_starting(&self) -> bool {
+        let made = self.socket.symlink_metadata().and_then(|it| it.modified());
+        made.is_ok_and(|made| made.elapsed().is_ok_and(|age| age < STARTS_WITHIN))
+    }
+
     /// Asks the kubelet once about the CPU Manager, and blocks until the answer or the deadline. It
     /// is for the agent's start, before any task runs.
     pub fn cpu_manager_blocking(&self) -> CpuManager {
@@ -206,6 +217,8 @@ impl PodResources {
             });
             thread.join().ok().flatten()
         });
+        let answer =
+            answer.filter(|answer| *answer != CpuManager::Disabled || !self.may_be_starting());
         answer.unwrap_or_else(|| self.unanswered(None))
     }
 

@@ -176,13 +176,13 @@ fn the_kubelets_last_policy_applies_while_the_kubelet_restarts() {
     std::thread::sleep(several);
     runs_unpinned(&agent, "worker-0");
 
-    // The next kubelet has policy `none`. It might also be one that has not started its CPU Manager yet, for a minute.
-    let kubelet = root.kubelet(false);
-    agent.within(
-        Duration::from_secs(180),
-        "the container is pinned",
-        |status| in_force(status, "worker-0"),
-    );
+    // The next kubelet reports no CPUs. It has policy `none`, or has not started its CPU Manager yet, which takes up to a minute.
+    let kubelet = root.kubelet_of_age(false, Duration::from_secs(50));
+    std::thread::sleep(several);
+    runs_unpinned(&agent, "worker-0");
+    agent.eventually("the container is pinned", |status| {
+        in_force(status, "worker-0")
+    });
     drop(kubelet);
     std::thread::sleep(several);
     assert!(!is_observing(&agent.status().unwrap()));
@@ -212,11 +212,14 @@ fn nothing_is_assigned_before_a_kubelet_has_answered() {
     );
     let errors = status["errors"].to_string();
     assert!(
-        errors.contains("until a kubelet answers") && errors.contains("remove the socket"),
+        errors.contains("until a kubelet tells") && errors.contains("remove the socket"),
         "{errors}"
     );
-    let _kubelet = root.kubelet(false);
-    agent.eventually("the kubelet has answered", |status| {
+    // It reports no CPUs, which counts once it must have started its CPU Manager.
+    let _kubelet = root.kubelet_of_age(false, Duration::from_secs(50));
+    std::thread::sleep(Duration::from_secs(2));
+    assert_eq!(assigned(&agent.status().unwrap(), "worker-0"), None);
+    agent.eventually("the kubelet has told its policy", |status| {
         in_force(status, "worker-0")
     });
     agent.stop();
@@ -262,7 +265,7 @@ fn assignments_stay_while_the_kubelet_has_not_answered() {
     agent.eventually("the agent waits for the kubelet", |status| {
         status["errors"]
             .to_string()
-            .contains("until a kubelet answers")
+            .contains("until a kubelet tells")
     });
     std::thread::sleep(Duration::from_millis(2500));
     let status = agent.status().unwrap();

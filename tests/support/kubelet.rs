@@ -7,7 +7,7 @@ use std::fs;
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use futures_util::stream;
 use http_body_util::StreamBody;
@@ -109,8 +109,14 @@ impl Root {
         drop(std::os::unix::net::UnixListener::bind(self.socket()).unwrap());
     }
 
-    /// Starts a kubelet whose CPU Manager assigns CPUs, or has policy `none`.
+    /// Starts a kubelet whose CPU Manager assigns CPUs, or has policy `none`. By the time of its socket, it started two
+    /// minutes ago.
     pub(crate) fn kubelet(&self, assigns: bool) -> Kubelet {
+        self.kubelet_of_age(assigns, Duration::from_secs(120))
+    }
+
+    /// The same, started so long ago.
+    pub(crate) fn kubelet_of_age(&self, assigns: bool, age: Duration) -> Kubelet {
         let _ = fs::remove_file(self.socket());
         let state = KubeletState {
             assigns,
@@ -123,6 +129,12 @@ impl Root {
             .build()
             .unwrap();
         let listener = runtime.block_on(async { UnixListener::bind(self.socket()).unwrap() });
+        let since_epoch = (SystemTime::now() - age)
+            .duration_since(UNIX_EPOCH)
+            .unwrap();
+        let seconds = i64::try_from(since_epoch.as_secs()).unwrap();
+        let time = nix::sys::time::TimeVal::new(seconds, 0);
+        nix::sys::stat::lutimes(&self.socket(), &time, &time).unwrap();
         let said = Arc::clone(&state);
         runtime.spawn(async move {
             loop {
