@@ -74,6 +74,11 @@ impl ContainerCpus {
         self.wishes.get(container).copied()
     }
 
+    /// All containers that the annotation names.
+    pub(super) fn named(&self) -> impl Iterator<Item = &str> {
+        self.wishes.keys().map(AsRef::as_ref)
+    }
+
     /// The containers that shall have CPUs of their own.
     pub fn exclusive(&self) -> impl Iterator<Item = &str> {
         self.wishes

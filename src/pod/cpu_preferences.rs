@@ -8,13 +8,14 @@ use serde::{Deserialize, Serialize};
 use super::Pod;
 use crate::cpu::{CoreKinds, Cores, CpuSet, Isolated, Numa, Order, Request};
 
-const PREFIX: &str = "pinfold.io/";
+/// What the names of all of Pinfold's annotations begin with.
+pub(super) const PREFIX: &str = "pinfold.io/";
 
 /// The annotation that takes more CPUs from the node than the scheduler counts, and its value.
 pub(super) const SINGLE_CORES: (&str, &str) = ("pinfold.io/cores", "single");
 
 /// The annotations for preferences, without the prefix.
-const NAMES: [&str; 9] = [
+pub(super) const NAMES: [&str; 9] = [
     "placement",
     "cores",
     "numa",

@@ -53,6 +53,7 @@ mod shared;
 mod software;
 mod threads;
 mod uid;
+mod unread;
 mod variables;
 mod verdict;
 

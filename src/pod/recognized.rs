@@ -12,6 +12,7 @@ use super::launcher::Search;
 use super::processes::by_launches;
 use super::role::recognise;
 use super::software::software;
+use super::unread::unread;
 use super::{ContainerCpus, Pod, Processes, Qos, Recognition, Software, guaranteed_obstacle, qos};
 use crate::cpu::CpuSet;
 
@@ -24,6 +25,7 @@ pub struct RecognizedPod {
     qos: Qos,
     obstacle: Option<String>,
     container_cpus: ContainerCpus,
+    unread: Vec<String>,
     programs: Vec<Program>,
 }
 
@@ -66,6 +68,11 @@ impl RecognizedPod {
     /// What the pod's owner wants for single containers.
     pub fn container_cpus(&self) -> &ContainerCpus {
         &self.container_cpus
+    }
+
+    /// What Pinfold's annotations of the pod say in vain, each as a sentence.
+    pub fn unread(&self) -> &[String] {
+        &self.unread
     }
 
     /// The pod, without what follows from its texts.
@@ -113,10 +120,12 @@ impl From<Arc<Pod>> for RecognizedPod {
                 processes: by_launches(&pod, recognition.role, container, found),
             }
         };
+        let container_cpus = ContainerCpus::of(&pod);
         Self {
             qos: qos(&pod),
             obstacle: guaranteed_obstacle(&pod),
-            container_cpus: ContainerCpus::of(&pod),
+            unread: unread(&pod, &container_cpus),
+            container_cpus,
             programs: pod.containers.iter().map(program).collect(),
             recognition,
             pod,

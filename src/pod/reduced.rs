@@ -8,7 +8,7 @@
 
 use std::collections::BTreeMap;
 
-use super::cpu_preferences::is_preference;
+use super::cpu_preferences::{PREFIX, is_preference};
 use super::operator_labels::ROLE_KEYS;
 use super::variables::THREAD_VARIABLES;
 use super::{
@@ -177,13 +177,13 @@ fn reduced_variables(
     kept
 }
 
-/// The annotations that a rule reads, Pinfold's own first.
+/// The annotations that a rule reads, Pinfold's own first. Mistyped ones of Pinfold's are kept, so that somebody can say so.
 pub(crate) fn reduced_annotations(
     annotations: &BTreeMap<String, String>,
 ) -> BTreeMap<String, String> {
     let used = annotations
         .iter()
-        .filter(|(key, _)| is_own(key) || ROLE_KEYS.contains(&key.as_str()));
+        .filter(|(key, _)| key.starts_with(PREFIX) || ROLE_KEYS.contains(&key.as_str()));
     limited(used, is_own)
 }
 
@@ -193,7 +193,7 @@ pub(crate) fn reduced_labels(labels: &BTreeMap<String, String>) -> BTreeMap<Stri
     limited(labels.iter(), |key| ROLE_KEYS.contains(&key))
 }
 
-/// Whether a key is one of Pinfold's own annotations.
+/// Whether a key is one of Pinfold's annotations for all pods.
 fn is_own(key: &str) -> bool {
     let own = [
         CPUS_ANNOTATION,

@@ -158,7 +158,8 @@ impl<'a> PodRequest<'a> {
             is_shared(*index) && pod::is_denied(pod, container, inputs.context.policy)
         });
         let denied = denied.map(|(index, _)| index).collect();
-        let (preferences, mistakes) = pod::cpu_preferences(pod, inputs.context.preferences);
+        let (preferences, mut mistakes) = pod::cpu_preferences(pod, inputs.context.preferences);
+        mistakes.extend_from_slice(pod.unread());
         Self {
             index,
             pod,
