@@ -315,6 +315,7 @@ plugin_request_timeout = '{time_limit}s'
         self.eventually("the CRI plugin knows the image", || {
             let image = Some(Image {
                 image: IMAGE.to_owned(),
+                user_specified: String::new(),
             });
             self.cri.call(&ImageStatusRequest { image }).image.is_some()
         });

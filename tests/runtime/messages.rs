@@ -173,6 +173,9 @@ pub(crate) struct ContainerMetadata {
 pub(crate) struct Image {
     #[prost(string, tag = "1")]
     pub(crate) image: String,
+    /// As in the pod's manifest. CRI-O creates no container without it.
+    #[prost(string, tag = "18")]
+    pub(crate) user_specified: String,
 }
 
 #[derive(Clone, PartialEq, Message)]

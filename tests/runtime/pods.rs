@@ -341,6 +341,7 @@ impl<'a> Pod<'a> {
             }),
             image: Some(Image {
                 image: IMAGE.to_owned(),
+                user_specified: IMAGE.to_owned(),
             }),
             command: vec![
                 "/probe".to_owned(),
