@@ -19,6 +19,8 @@
 use std::collections::BTreeMap;
 use std::fmt;
 
+use serde::Serialize;
+
 use super::{CpuSet, Topology};
 
 /// The most steps of the search: the processes times the CPUs that are left over times the CPUs of a core. A machine with 2048
@@ -29,7 +31,7 @@ const MOST_STEPS: usize = 4_000_000;
 /// The CPUs of each local process of a container, by its local rank. There are at least two processes.
 ///
 /// The text form has a list for each process in the kernel's format, with `;` between: `0-3;4-7`.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct RankCpus(Vec<CpuSet>);
 
 /// The price of a division, most important number first.
