@@ -5,6 +5,7 @@
 //! | A placement is the best one, as every set of CPUs shows. | `requests`, `churn` |
 //! | Repacking moves no more owners than it must. | `repack` |
 //! | The kubelet's own cases have answers that are as good. | `kubelet` |
+//! | The CPUs of a container are divided among its processes. | this file |
 //! | `pinfold place` answers people and programs. | `command` |
 
 // A helper function that cannot do its work fails the calling test.
@@ -39,7 +40,7 @@ use std::fs;
 use churn::{Chooser, Sizes};
 use kubelet::Cases;
 use machines::{cpu, even, machine};
-use pinfold::cpu::{CpuSet, Placer, TooFewCpus, Topology};
+use pinfold::cpu::{CpuSet, Placer, RankCpus, TooFewCpus, Topology};
 use proptest::prelude::*;
 
 /// Machines of 8 CPUs, each with a shape that a search could get wrong.
@@ -503,4 +504,54 @@ fn only_free_cpus_that_are_online_count() {
         placer.place(&free, 1),
         Err(TooFewCpus { wanted: 1, free: 0 })
     );
+}
+
+/// On the machines in tests/machines, every number of processes gets slices that are disjoint, complete and as equal as cores
+/// allow, whatever CPUs the container has.
+#[test]
+fn the_cpus_of_real_machines_are_divided_among_processes() {
+    let mut random = random::Random(45);
+    for (name, topology) in real_machines() {
+        for round in 0..20 {
+            let share = if round == 0 {
+                100
+            } else {
+                random.below(100) + 1
+            };
+            let cpus: CpuSet = topology
+                .online
+                .iter()
+                .filter(|_| random.below(100) < share)
+                .collect();
+            let processes = random.below(cpus.len().min(64) + 1);
+            let Some(ranks) = RankCpus::of(&cpus, &topology, processes) else {
+                assert!(processes < 2, "{name}: {processes} on {cpus}");
+                continue;
+            };
+            let sizes = || ranks.slices().iter().map(CpuSet::len);
+            let all: CpuSet = ranks.slices().iter().flat_map(CpuSet::iter).collect();
+            let cores = cpus
+                .iter()
+                .map(|cpu| topology.core_of(cpu).intersection(&cpus).len());
+            assert_eq!(sizes().sum::<usize>(), cpus.len(), "{name}: {ranks}");
+            assert_eq!(
+                (all, sizes().count()),
+                (cpus.clone(), processes),
+                "{name}: {ranks}"
+            );
+            let (least, most) = (sizes().min().unwrap(), sizes().max().unwrap());
+            assert!(
+                least >= cpus.len() / processes && most - least <= cores.max().unwrap(),
+                "{name}: {ranks}"
+            );
+        }
+        // A process for each NUMA node, socket or LLC keeps to its own, where they are equal.
+        for groups in [topology.numa_nodes(), topology.sockets(), topology.llcs()] {
+            let is_even = groups.iter().all(|group| group.len() == groups[0].len());
+            if is_even && let Some(ranks) = RankCpus::of(&topology.online, &topology, groups.len())
+            {
+                assert_eq!(ranks.slices(), groups, "{name}");
+            }
+        }
+    }
 }

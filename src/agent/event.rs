@@ -217,4 +217,6 @@ pub struct CreateAnswer {
     /// Whether the container's pod counts as a training pod.
     pub training: bool,
     pub threads: ThreadEnvironment,
+    /// The variables that divide the container's CPUs among its processes.
+    pub ranks: BTreeMap<String, String>,
 }

@@ -255,6 +255,7 @@ mod tests {
                 &ThreadPolicy::default(),
                 None,
             ),
+            ranks: None,
             injected: None,
             required: true,
             note: None,

@@ -1,5 +1,7 @@
 //! The runtime requests CreateContainer, StartContainer and UpdateContainer, for which the container runtime waits.
 
+use std::collections::BTreeMap;
+
 use tokio::sync::oneshot;
 
 use super::agent_node::threads;
@@ -124,6 +126,7 @@ impl Reconciler {
                 checked: None,
                 training: false,
                 threads: threads(node, pod, usize::MAX, None, &shared),
+                ranks: BTreeMap::new(),
             });
         };
         let pod = result.pods.get(decision.pod)?;
@@ -143,6 +146,7 @@ impl Reconciler {
             is_of_pinfold && (node.enforcement != Enforcement::Cpuset || cpus.is_subset(&available))
         };
         let writable = cpus.filter(is_writable);
+        let ranks = pod::rank_environment(pod, decision.container, cpus, &node.topology);
         Some(CreateAnswer {
             cpus: cpus.cloned(),
             cpuset: writable.and_then(|cpus| self.world.cpus_for_runtime(uid, container, cpus)),
@@ -151,6 +155,7 @@ impl Reconciler {
             checked: gate::is_checked(pod, &decision.entitlement).then_some(node.enforcement),
             training: pod::training(pod, policy).counts,
             threads: threads(node, pod, decision.container, cpus, &shared),
+            ranks: ranks.map(|ranks| ranks.variables).unwrap_or_default(),
         })
     }
 

@@ -275,8 +275,15 @@ pub(super) fn describe(planned: &Planned) -> Vec<String> {
             let kept = container.threads.kept.join(", ");
             lines.push(format!("           set by the pod, unchanged: {kept}"));
         }
+        lines.extend(container_report::set_by_command(
+            &container.threads.by_command,
+        ));
         if let Some(caution) = &container.threads.caution {
             lines.push(format!("           {caution}"));
+        }
+        if let Some(ranks) = &container.ranks {
+            let variables = ranks.variables.iter();
+            lines.extend(container_report::ranks(&ranks.reason, variables));
         }
     }
     lines

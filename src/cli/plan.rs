@@ -19,7 +19,8 @@ use crate::pin::{Enforcement, Ledger, PlacementSource};
 use crate::pod::quantity::cpu_millis;
 use crate::pod::{
     Allocatable, AllocatableSource, Capacity, CapacityFinding, ContainerKind, Entitlement,
-    ObjectName, Obstacle, PodRole, Qos, RecognizedPod, ThreadEnvironment, recognized,
+    ObjectName, Obstacle, PodRole, Qos, RankEnvironment, RecognizedPod, ThreadEnvironment,
+    rank_environment, recognized,
 };
 use crate::text::values::whole;
 
@@ -139,6 +140,8 @@ pub(super) struct PlannedContainer {
     pub(super) cost: Option<Cost>,
     pub(super) env: BTreeMap<String, String>,
     pub(super) threads: ThreadEnvironment,
+    /// The exclusive CPUs of each local process; null without exclusive CPUs, and unless several processes are known.
+    pub(super) ranks: Option<RankEnvironment>,
     /// Why the container got fewer CPUs than the entitlement.
     pub(super) note: Option<String>,
     /// What the program should do differently on its exclusive CPUs: where it counts CPUs on the machine.
@@ -319,6 +322,7 @@ pub(super) fn planned(
             numa: topology.numa_of(&cpus),
             mems: decision.memory,
             bindings: pod.binding_advice(decision.container, own),
+            ranks: rank_environment(pod, decision.container, own, topology),
             cpus,
             env: threads.variables.clone(),
             threads,

@@ -34,6 +34,25 @@ pub(crate) fn memory(numa: &CpuSet) -> String {
     format!("  memory   from NUMA node{plural} {numa}")
 }
 
+/// The line about thread counts in a container's command line, if it has any.
+pub(crate) fn set_by_command<T: Display>(counts: &[T]) -> Option<String> {
+    let counts: Vec<String> = counts.iter().map(T::to_string).collect();
+    let what = counts.join(", ");
+    (!counts.is_empty()).then(|| {
+        format!("           set by the command, which is stronger than the variables: {what}")
+    })
+}
+
+/// The lines about the CPUs of each process: how their number is known, and the variables.
+pub(crate) fn ranks<N: Display, V: Display>(
+    reason: &dyn Display,
+    variables: impl Iterator<Item = (N, V)>,
+) -> Vec<String> {
+    let heading = format!("  ranks    {reason}: each has CPUs of its own");
+    let variables = variables.map(|(name, value)| format!("           {name}={value}"));
+    [heading].into_iter().chain(variables).collect()
+}
+
 /// Puts the containers of a pod into words, as lines.
 ///
 /// # Errors
@@ -96,6 +115,10 @@ impl StatusContainer {
         lines.push(format!("  threads  {}", self.threads.reason));
         let details = self.environment().into_iter().chain(self.threads());
         lines.extend(details.map(|line| format!("           {line}")));
+        lines.extend(set_by_command(&self.threads.by_command));
+        if let Some(divided) = &self.ranks {
+            lines.extend(ranks(&divided.reason, divided.variables.iter()));
+        }
         lines
     }
 

@@ -90,6 +90,8 @@ pub(crate) struct StatusContainer {
     pub(crate) created: bool,
     #[serde(default)]
     pub(crate) threads: StatusEnvironment,
+    /// The assigned CPUs of each local process.
+    pub(crate) ranks: Option<StatusRanks>,
     /// Variables that the agent put into the environment; `None` without a runtime request.
     pub(crate) injected: Option<Vec<SafeText>>,
     pub(crate) note: Option<SafeText>,
@@ -128,8 +130,18 @@ pub(crate) struct StatusEnvironment {
     /// The variables that the pod sets, and that stay.
     pub(crate) kept: Vec<SafeText>,
     pub(crate) reason: SafeText,
+    /// Thread counts in the command line.
+    #[serde(rename = "byCommand")]
+    pub(crate) by_command: Vec<SafeText>,
     /// Why the variables may not reach the programs.
     pub(crate) caution: Option<SafeText>,
+}
+
+/// How the container's CPUs are divided among its processes.
+#[derive(Debug, Clone, PartialEq, Deserialize)]
+pub(crate) struct StatusRanks {
+    pub(crate) variables: BTreeMap<SafeText, SafeText>,
+    pub(crate) reason: SafeText,
 }
 
 /// The threads of a running container.

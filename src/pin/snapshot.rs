@@ -14,7 +14,8 @@ use super::{
 use crate::cpu::{CpuSet, Layout, Topology};
 use crate::host::cgroup::Partition;
 use crate::pod::{
-    self, ContainerKind, Entitlement, PodRole, Qos, RecognizedPod, ThreadEnvironment, ThreadStatus,
+    self, ContainerKind, Entitlement, PodRole, Qos, RankEnvironment, RecognizedPod,
+    ThreadEnvironment, ThreadStatus,
 };
 
 #[derive(Debug, Clone, Serialize)]
@@ -104,6 +105,9 @@ pub struct ContainerState {
     #[serde(skip)]
     pub finished: bool,
     pub threads: ThreadEnvironment,
+    /// The assigned CPUs of each local process; `None` without assigned CPUs, and unless several processes are known.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub ranks: Option<RankEnvironment>,
     /// Environment variables injected by the container runtime at Pinfold's request; `None` without
     /// a report.
     pub injected: Option<Vec<String>>,
@@ -286,6 +290,7 @@ pub fn containers(
             finished: pod.finished,
             threads: threads(pod, decision.container, assigned.as_ref()),
             bindings: pod.binding_advice(decision.container, assigned.as_ref()),
+            ranks: pod::rank_environment(pod, decision.container, assigned.as_ref(), topology),
             assigned,
             injected: None,
             required: pod::is_required(pod),

@@ -72,7 +72,8 @@ pub(super) fn of_environment(container: &Container) -> Vec<Binding> {
     found.collect()
 }
 
-fn shown(words: &str) -> String {
+/// The words, cut.
+pub(super) fn shown(words: &str) -> String {
     match words.get(..words.floor_char_boundary(MOST.1)) {
         Some(begin) if begin.len() < words.len() => format!("{begin}…"),
         _ => words.to_owned(),

@@ -5,14 +5,17 @@
 //! The options and the numbers of processes agree with torchrun of PyTorch 2.9, accelerate 1.15,
 //! DeepSpeed, Horovod, and with Open MPI 5, MPICH 5 and Intel MPI 2021, which were tried.
 
-pub(super) use self::numbers::{Launch, by_slots, by_variable};
-use self::numbers::{Options, accelerate, deepspeed, option_name, ranks, short, torchrun};
+pub(super) use self::mpi::MpiRanks;
+pub(super) use self::numbers::{Launch, by_slots, by_variable, option_name};
+use self::numbers::{Options, accelerate, deepspeed, ranks, short, torchrun};
 use self::table::{Kind, LAUNCHERS, Launcher, OPAQUE, TORCHRUN, WRAPPERS};
 use super::binding::{self, Binding};
 use super::command::{SimpleCommand, base_name, commands, is_shell, script_of, split};
-use super::variables::NPROC;
+use super::own_counts::OwnCounts;
+use super::variables::{CCL_WORKER, INTEL_PIN, NPROC};
 use super::{Container, Pod};
 
+mod mpi;
 mod numbers;
 mod table;
 
@@ -35,6 +38,12 @@ pub(super) struct Found {
     pub(super) bindings: Vec<Binding>,
     /// Whether Python runs a script or a module that is no launcher.
     pub(super) runs_python: bool,
+    /// The thread counts that the command line sets itself.
+    pub(super) own_counts: OwnCounts,
+    /// What is known about the ranks that MPI starts.
+    pub(super) mpi: MpiRanks,
+    /// Whether the command line sets a variable for the workers of oneCCL.
+    pub(super) sets_ccl: bool,
 }
 
 pub(super) struct Search<'a> {
@@ -49,6 +58,9 @@ pub(super) struct Search<'a> {
     runs_python: bool,
     found: Vec<Launch>,
     bindings: Vec<Binding>,
+    own_counts: OwnCounts,
+    mpi: MpiRanks,
+    sets_ccl: bool,
 }
 
 // === impl Search ===
@@ -65,6 +77,9 @@ impl<'a> Search<'a> {
             runs_python: false,
             found: Vec::new(),
             bindings: binding::of_environment(container),
+            own_counts: OwnCounts::default(),
+            mpi: MpiRanks::None,
+            sets_ccl: false,
         };
         search.script(commands(&container.args), 0);
         Found {
@@ -72,6 +87,9 @@ impl<'a> Search<'a> {
             fresh: search.fresh,
             bindings: binding::limited(search.bindings),
             runs_python: search.runs_python,
+            own_counts: search.own_counts,
+            mpi: search.mpi,
+            sets_ccl: search.sets_ccl,
         }
     }
 
@@ -159,6 +177,11 @@ impl<'a> Search<'a> {
         if name == NPROC {
             self.assigned = Some(value.to_owned());
         }
+        if name.starts_with(INTEL_PIN) {
+            self.mpi = MpiRanks::Other;
+        }
+        self.sets_ccl |= name.starts_with(CCL_WORKER);
+        self.own_counts.variable(name, value);
     }
 
     fn python(&mut self, args: &[String], depth: usize) {
@@ -219,6 +242,7 @@ impl<'a> Search<'a> {
     /// A program that is no known launcher. If it has an option for the number of processes, it is
     /// one all the same.
     fn foreign(&mut self, words: &[String], depth: usize) {
+        self.own_counts.options(words);
         let mut names = words.iter().map(|word| option_name(word));
         let Some(at) = names.position(|name| name.as_deref() == Some("nproc-per-node")) else {
             return;
@@ -239,6 +263,16 @@ impl<'a> Search<'a> {
     }
 
     fn launch(&mut self, launcher: &Launcher, name: &str, words: &[String], depth: usize) {
+        match launcher.kind {
+            // The options of the program that MPI or Horovod starts are read with it.
+            Kind::Mpi => {
+                self.own_counts.mpi_options(words);
+                let ranks = MpiRanks::of(self.pod, self.container, launcher, words);
+                self.mpi = self.mpi.and(ranks);
+            }
+            Kind::Horovod => self.mpi = self.mpi.and(MpiRanks::Other),
+            Kind::Torchrun | Kind::Accelerate | Kind::Deepspeed => self.own_counts.options(words),
+        }
         let own = match launcher.kind {
             Kind::Torchrun => {
                 let options = Options::read(launcher, words);

@@ -17,8 +17,9 @@
 //! 4. [`entitlement`] decides whether a container gets exclusive CPUs, and how many.
 //! 5. [`cpu_preferences`] reads how the pod's owner wants the CPUs to be placed.
 //! 6. [`thread_environment`] sizes the container's thread pools from its CPUs.
-//! 7. [`verdict`] compares a running container's threads with those that the environment explains.
-//! 8. [`Capacity`] tells how many CPUs a node can give, and what the kubelet must reserve so that the scheduler counts as many.
+//! 7. [`rank_environment`] divides the container's CPUs among its processes.
+//! 8. [`verdict`] compares a running container's threads with those that the environment explains.
+//! 9. [`Capacity`] tells how many CPUs a node can give, and what the kubelet must reserve so that the scheduler counts as many.
 //!
 //! Three annotations let a pod's owner decide: [`CPUS_ANNOTATION`] and [`THREADS_ANNOTATION`] hold for all containers of the
 //! pod, and [`CONTAINER_CPUS_ANNOTATION`] names single ones. [`PROCESSES_ANNOTATION`] gives a number that Pinfold can't read
@@ -42,9 +43,11 @@ mod launcher;
 mod manifest;
 mod object;
 mod operator_labels;
+mod own_counts;
 mod processes;
 mod qos;
 pub mod quantity;
+mod ranks;
 mod recognized;
 pub(crate) mod reduced;
 mod role;
@@ -71,6 +74,7 @@ pub use manifest::{MOST_PODS, ManifestError, Manifests, SyntaxError, parse};
 pub use object::PodObject;
 pub use processes::{Processes, processes};
 pub use qos::{guaranteed_obstacle, qos};
+pub use ranks::{RANK_CPUS, RankEnvironment, rank_environment};
 pub use recognized::{PodList, RecognizedPod, recognized};
 pub use role::{PodRole, Recognition, job_label, recognise};
 pub use selector::{Selector, SelectorError};

@@ -7,8 +7,11 @@
 use std::ops::Deref;
 use std::sync::Arc;
 
+use std::num::NonZeroUsize;
+
 use super::binding::Binding;
-use super::launcher::Search;
+use super::launcher::{MpiRanks, Search};
+use super::own_counts::OwnCounts;
 use super::processes::by_launches;
 use super::role::recognise;
 use super::software::software;
@@ -37,6 +40,14 @@ pub(super) struct Program {
     /// The program that starts others with a fresh environment, if any.
     pub(super) fresh: Option<&'static str>,
     bindings: Vec<Binding>,
+    /// The thread counts that the command line sets itself.
+    pub(super) own_counts: OwnCounts,
+    /// Whether MPI starts processes.
+    pub(super) starts_mpi: bool,
+    /// Whether the command line sets a variable for the workers of oneCCL.
+    pub(super) sets_ccl: bool,
+    /// How many ranks each launcher of MPI starts, if all of them are in this container and nothing binds them.
+    pub(super) ranks_here: Option<NonZeroUsize>,
 }
 
 /// All pods that a decision is about, in the order in which they are served.
@@ -117,6 +128,10 @@ impl From<Arc<Pod>> for RecognizedPod {
                 software: software(&pod, &recognition, container),
                 fresh: found.fresh,
                 bindings: std::mem::take(&mut found.bindings),
+                own_counts: std::mem::take(&mut found.own_counts),
+                starts_mpi: found.mpi != MpiRanks::None,
+                sets_ccl: found.sets_ccl,
+                ranks_here: found.mpi.here(),
                 processes: by_launches(&pod, recognition.role, container, found),
             }
         };

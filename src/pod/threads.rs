@@ -41,7 +41,7 @@
 //! `RAYON_NUM_THREADS` and `POLARS_MAX_THREADS` belong to programs that read the quota themselves.
 //!
 //! A value that the pod's owner has set wins, under any name that sizes the same pool. If the owner has set
-//! `OMP_NUM_THREADS`, Pinfold does not set `NUMEXPR_NUM_THREADS`, which numexpr would prefer.
+//! `OMP_NUM_THREADS`, in the pod or in the command line, Pinfold does not set `NUMEXPR_NUM_THREADS`, which numexpr would prefer.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -49,6 +49,7 @@ use std::str::FromStr;
 
 use serde::{Deserialize, Serialize};
 
+use super::own_counts::OwnCounts;
 use super::processes::Processes;
 use super::variables::{GRPC_QUEUES, GRPC_THREADS, INTER, INTRA, OMP};
 use super::{
@@ -280,6 +281,9 @@ pub struct ThreadEnvironment {
     /// The container's own variables, left unchanged.
     pub kept: Vec<String>,
     pub reason: String,
+    /// Thread counts in the container's command line, which are stronger than the variables.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub by_command: Vec<String>,
     /// Why the variables may not reach the programs that compute, and the remedy.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub caution: Option<String>,
@@ -297,6 +301,7 @@ impl ThreadEnvironment {
             threads: None,
             variables: BTreeMap::new(),
             kept: Vec::new(),
+            by_command: Vec::new(),
             reason: reason.into(),
             caution: None,
             expected_threads: None,
@@ -369,7 +374,8 @@ fn decide(
         }
     };
     let sizes = PoolSizes::of(profile, basis, processes);
-    let (variables, kept) = variables(profile, &sizes, container);
+    let own = &program.own_counts;
+    let (variables, kept) = variables(profile, &sizes, (container, own));
     let from = match basis.origin {
         BasisOrigin::Exclusive => counted(basis.cpus, "exclusive CPU"),
         BasisOrigin::Limit => format!("a CPU limit that gives {}", basis.cpus),
@@ -381,9 +387,10 @@ fn decide(
     Ok(ThreadEnvironment {
         profile,
         threads: Some(sizes.intra),
-        expected_threads: expected(profile, &sizes, container, processes),
+        expected_threads: expected(profile, &sizes, (container, own), processes),
         cpus: Some(basis.cpus),
         software: Software::Unknown,
+        by_command: own.described(sizes.input),
         caution: program.fresh.map(caution).filter(|_| !variables.is_empty()),
         variables,
         kept,
@@ -465,7 +472,7 @@ impl PoolSizes {
 fn variables(
     profile: Profile,
     sizes: &PoolSizes,
-    container: &Container,
+    (container, own): (&Container, &OwnCounts),
 ) -> (BTreeMap<String, String>, Vec<String>) {
     let mut table = vec![
         (INTRA, sizes.intra),
@@ -491,7 +498,7 @@ fn variables(
         .map(str::to_owned)
         .collect();
     kept.sort_unstable();
-    table.extend(numexpr(sizes, container).map(|size| (NUMEXPR, size)));
+    table.extend(numexpr(sizes, (container, own)).map(|size| (NUMEXPR, size)));
     let added = table
         .into_iter()
         .filter(|(name, _)| !is_set(name))
@@ -517,8 +524,8 @@ const NUMEXPR_MAX: &str = "NUMEXPR_MAX_THREADS";
 const MOST_NUMEXPR: usize = 64;
 
 /// The number for numexpr, unless it follows from `OMP_NUM_THREADS` or the container's own variables.
-fn numexpr(sizes: &PoolSizes, container: &Container) -> Option<usize> {
-    if container.env.contains_key(OMP) {
+fn numexpr(sizes: &PoolSizes, (container, own): (&Container, &OwnCounts)) -> Option<usize> {
+    if container.env.contains_key(OMP) || own.sets(OMP) {
         return None;
     }
     let most = match container.env.get(NUMEXPR_MAX) {
@@ -549,11 +556,12 @@ fn caution(fresh: &'static str) -> String {
 fn expected(
     profile: Profile,
     sizes: &PoolSizes,
-    container: &Container,
+    (container, own): (&Container, &OwnCounts),
     processes: usize,
 ) -> Option<usize> {
-    // If the container sets the variable, its value counts; none if that is unreadable.
+    // If the command line or the container sets the variable, its value counts; none if that is unreadable.
     let size = |name: &str, computed: usize| match container.env.get(name) {
+        _ if own.sets(name) => own.value(name)?,
         None => Some(computed),
         Some(EnvSource::Value(text)) => text.trim().parse().ok().filter(|&size| size > 0),
         Some(EnvSource::Reference) => None,

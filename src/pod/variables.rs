@@ -22,6 +22,13 @@ pub(super) const OMP: &str = "OMP_NUM_THREADS";
 pub(super) const GRPC_QUEUES: &str = "TF_GRPC_WORKER_CACHE_QUEUES";
 pub(super) const GRPC_THREADS: &str = "TF_GRPC_WORKER_CACHE_THREADS";
 
+/// The prefix of the variables by which Intel MPI binds ranks to CPUs.
+pub(super) const INTEL_PIN: &str = "I_MPI_PIN";
+
+/// The number of worker threads of oneCCL, and the prefix of the variables that say where these run.
+pub(super) const CCL_WORKERS: &str = "CCL_WORKER_COUNT";
+pub(super) const CCL_WORKER: &str = "CCL_WORKER_";
+
 /// All variables that configure a library's thread pool, including variables that Pinfold never sets.
 pub const THREAD_VARIABLES: [&str; 13] = [
     INTRA,
@@ -57,7 +64,9 @@ pub fn variable_counts(name: &str) -> bool {
             .iter()
             .any(|(variable, _)| *variable == name)
         || MPI_SLOTS.contains(&name)
-        || name.starts_with(TORCHRUN)
+        || [TORCHRUN, INTEL_PIN, CCL_WORKER]
+            .iter()
+            .any(|prefix| name.starts_with(prefix))
         || names_a_hostfile(name)
 }
 
@@ -87,6 +96,8 @@ mod tests {
             "HostFile",
             "I_MPI_HYDRA_HOST_FILE",
             "OMP_PLACES",
+            "I_MPI_PIN",
+            "CCL_WORKER_COUNT",
         ] {
             assert!(variable_counts(name), "{name}");
         }

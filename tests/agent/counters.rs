@@ -136,6 +136,7 @@ pub(crate) fn state(pod: &str, cgroup: &str, cpus: &CpuSet) -> ContainerState {
         required: false,
         note: None,
         bindings: Vec::new(),
+        ranks: None,
         unpinned_seconds: None,
         refused: None,
         created: true,

@@ -145,6 +145,7 @@ fn container(root: &Path, name: &str, role: PodRole, own: Option<&str>) -> Conta
         required: false,
         note: None,
         bindings: Vec::new(),
+        ranks: None,
         unpinned_seconds: None,
         refused: None,
         created: true,

@@ -208,10 +208,12 @@ impl PluginHandler {
             checked,
             training,
             threads,
+            ranks,
             ..
         } = admission;
         let mut env = threads.variables;
         if training {
+            env.extend(ranks);
             env.extend(
                 cpus.as_ref()
                     .map(|cpus| (CPUS.to_owned(), cpus.to_string())),

@@ -113,6 +113,7 @@ fn state(cgroup: String, number: u32) -> ContainerState {
         required: false,
         note: None,
         bindings: Vec::new(),
+        ranks: None,
         unpinned_seconds: None,
         refused: None,
         created: true,

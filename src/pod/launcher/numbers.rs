@@ -23,7 +23,7 @@ pub(crate) enum Launch {
 }
 
 /// An option's name without dashes, with `-` for `_`; none for a word that is no option.
-pub(super) fn option_name(word: &str) -> Option<String> {
+pub(crate) fn option_name(word: &str) -> Option<String> {
     let name = word.strip_prefix('-')?;
     let name = name.strip_prefix('-').unwrap_or(name);
     let name = name.split('=').next().unwrap_or_default();
@@ -166,6 +166,15 @@ pub(super) fn ranks(
     Some(all.or(each).unwrap_or_else(|| Launch::Unclear {
         evidence: format!("{name} without -np"),
     }))
+}
+
+/// Whether MPI starts all ranks in this container, as far as its options and the environment tell.
+pub(super) fn are_all_here(pod: &Pod, container: &Container, options: &Options<'_>) -> bool {
+    let files = ["hostfile", "machinefile", "f", "default-hostfile"];
+    let list = options.value(&["H", "host", "hosts", "machine"]);
+    list.is_none_or(|(_, list)| !Hosts::read(pod, list).are_others)
+        && options.value(&files).is_none()
+        && !container.env.keys().any(|name| names_a_hostfile(name))
 }
 
 /// The number of processes on each host.

@@ -527,3 +527,54 @@ fn names_of_profiles() {
         "\"fast\" is not a thread profile: write limit, openmp, embedding, ps or off"
     );
 }
+
+/// A library may prefer a variable of Pinfold's to `OMP_NUM_THREADS` of the command line, and then it is not set.
+#[test]
+fn counts_of_the_command_line_win_and_are_reported() {
+    let of = |script: &str, profile: Profile| {
+        let container = Container {
+            args: ["sh", "-c", script].map(str::to_owned).to_vec().into(),
+            ..Container::default()
+        };
+        let pod = RecognizedPod::from(Pod {
+            annotations: [(THREADS_ANNOTATION.to_owned(), profile.to_string())].into(),
+            containers: vec![container],
+            ..Pod::default()
+        });
+        let basis = Some(ThreadBasis::exclusive(8, 4, 1));
+        thread_environment(&pod, 0, &Policy::default(), &ThreadPolicy::default(), basis)
+    };
+    let numexpr = |script| of(script, Profile::Openmp).variables.contains_key(NUMEXPR);
+    assert!(numexpr("python t.py"));
+    assert!(!numexpr("OMP_NUM_THREADS=2 python t.py"));
+    let limit = |script| of(script, Profile::Limit);
+    let own = limit("TF_NUM_INTRAOP_THREADS=3 OMP_NUM_THREADS=12 python t.py --nthread 2");
+    assert_eq!(
+        own.by_command,
+        [
+            "TF_NUM_INTRAOP_THREADS=3",
+            "OMP_NUM_THREADS=12 (more than 8 CPUs)",
+            "--nthread 2"
+        ]
+    );
+    assert_eq!(own.expected_threads, Some(3 + 8));
+    assert_eq!(
+        limit("TF_NUM_INTRAOP_THREADS=$N python t.py").expected_threads,
+        None
+    );
+    assert_eq!(limit("python t.py").by_command, [""; 0]);
+}
+
+/// `import torch` with one of these narrows the main thread, and with it the data loaders, to a single CPU.
+#[test]
+fn no_profile_binds_threads() {
+    for profile in PROFILES {
+        let sizes = PoolSizes::of(profile, ThreadBasis::exclusive(8, 4, 2), 1);
+        let none = (&Container::default(), &OwnCounts::default());
+        let (variables, _) = variables(profile, &sizes, none);
+        let binds = |name: &String| {
+            name.contains("AFFINITY") || name.contains("BIND") || name.contains("PLACES")
+        };
+        assert!(!variables.keys().any(binds), "{profile}: {variables:?}");
+    }
+}

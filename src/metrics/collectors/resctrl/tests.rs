@@ -53,6 +53,7 @@ fn owner(pod: &str, role: PodRole, cpus: &str) -> ContainerState {
         required: false,
         note: None,
         bindings: Vec::new(),
+        ranks: None,
         unpinned_seconds: None,
         refused: None,
         created: true,
