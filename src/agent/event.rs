@@ -217,4 +217,6 @@ pub struct CreateAnswer {
     /// Whether the container's pod counts as a training pod.
     pub training: bool,
     pub threads: ThreadEnvironment,
+    /// The container's folder of live files on the host; `None` if it gets none.
+    pub live_folder: Option<PathBuf>,
 }

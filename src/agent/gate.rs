@@ -265,6 +265,7 @@ mod tests {
             finished: false,
             at_start: None,
             repaired: None,
+            upcoming: None,
             observed: None,
         }
     }

@@ -17,6 +17,7 @@ use crate::agent::config::{AutoSwitch, Config, EnforcementChoice, Overrides, Run
 use crate::agent::{AgentNode, allocatable};
 use crate::cpu::Topology;
 use crate::host::cgroup::{CgroupError, CgroupVersion, Cgroups, join_host};
+use crate::host::container_files::ContainerFolders;
 use crate::host::topology;
 use crate::pin::{Enforcement, Ledger, Observed, PlacementSource};
 use crate::text::counted;
@@ -157,6 +158,7 @@ fn examine(config: &Config) -> Vec<CheckResult> {
         )),
     }
     findings.push(runtime(&config.runtime));
+    findings.extend(live_files(&config.runtime));
     findings.extend(required(&config.root_dir));
     match AgentNode::new(config.clone()) {
         Ok(node) => {
@@ -267,6 +269,24 @@ fn runtime(runtime: &Runtime) -> CheckResult {
         ),
         Err(error) => weak(what, format!("no NRI at {socket}: {error}"), advice),
     }
+}
+
+/// Whether the folders of live files can be made; `None` if no container gets any.
+fn live_files(runtime: &Runtime) -> Option<CheckResult> {
+    let (what, folder) = ("live files", runtime.live_folder()?);
+    let shown = folder.display();
+    Some(match ContainerFolders::new(folder).check() {
+        Ok(()) => good(
+            what,
+            format!("{shown} can be written: pinned containers find their CPUs in /run/pinfold"),
+        ),
+        Err(error) => weak(
+            what,
+            format!("{error}: pinned containers get no folder /run/pinfold with their CPUs"),
+            "make the folder writable for root, or mount the node's folder into the agent's pod at the same path; to do without \
+             these files, set runtime.liveFiles to false",
+        ),
+    })
 }
 
 fn machine(topology: &Topology) -> Vec<CheckResult> {

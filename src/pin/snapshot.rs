@@ -14,7 +14,8 @@ use super::{
 use crate::cpu::{CpuSet, Layout, Topology};
 use crate::host::cgroup::Partition;
 use crate::pod::{
-    self, ContainerKind, Entitlement, PodRole, Qos, RecognizedPod, ThreadEnvironment, ThreadStatus,
+    self, ContainerKey, ContainerKind, Entitlement, PodRole, Qos, RecognizedPod, ThreadEnvironment,
+    ThreadStatus,
 };
 
 #[derive(Debug, Clone, Serialize)]
@@ -85,6 +86,9 @@ pub struct ContainerState {
     pub entitlement: Entitlement,
     /// The assigned CPUs; `None` in the shared pool.
     pub assigned: Option<CpuSet>,
+    /// What a shrink will leave that the program was told of and that waits for its delay; the empty set for the shared pool.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub upcoming: Option<CpuSet>,
     /// The CPUs effective for the container according to the kernel; `None` without a cgroup.
     pub effective: Option<CpuSet>,
     /// The partition state according to the kernel: `root`, `isolated`, `member`, or the reason for
@@ -222,7 +226,7 @@ pub struct UnknownOwner {
 
 /// Describes the containers of known pods, from decisions and observed cgroups.
 ///
-/// `threads` computes a container's thread environment from its assigned CPUs.
+/// `threads` computes a container's thread environment from the CPUs that it keeps.
 pub fn containers(
     pods: &[Arc<RecognizedPod>],
     topology: &Topology,
@@ -252,6 +256,13 @@ pub fn containers(
             refused,
             ..
         } = decision.clone();
+        let key = uid.map(|uid| ContainerKey::new(uid, &*container.name));
+        let upcoming = key.and_then(|key| decisions.waiting.get(&key));
+        // Whoever sizes a thread pool now shall size it for the CPUs that stay.
+        let lasting = match upcoming {
+            Some(left) => Some(left).filter(|left| !left.is_empty()),
+            None => assigned.as_ref(),
+        };
         states.push(ContainerState {
             namespace: pod.namespace.clone(),
             pod: pod.name.clone(),
@@ -284,7 +295,8 @@ pub fn containers(
             running: cgroup.is_some_and(|cgroup| cgroup.populated),
             created: cgroup.is_some() || container.runtime_id.is_some() || pod.finished,
             finished: pod.finished,
-            threads: threads(pod, decision.container, assigned.as_ref()),
+            threads: threads(pod, decision.container, lasting),
+            upcoming: upcoming.cloned(),
             bindings: pod.binding_advice(decision.container, assigned.as_ref()),
             assigned,
             injected: None,
