@@ -44,16 +44,16 @@ pub(super) struct LiveFiles {
 
 impl LiveValues {
     /// The files about CPUs, whose order in time matters.
-    fn of_cpus(&self) -> [LiveFile; 2] {
-        [
+    fn of_cpus(&self) -> Vec<LiveFile> {
+        vec![
             ("cpus", Some(line(&self.cpus))),
             ("upcoming-cpus", Some(line(&self.upcoming))),
         ]
     }
 
     /// The other files, which follow at the end of a turn.
-    fn others(&self) -> [LiveFile; 2] {
-        [
+    fn others(&self) -> Vec<LiveFile> {
+        vec![
             ("memory-nodes", Some(line(&self.memory_nodes))),
             ("threads", self.threads.as_ref().map(line)),
         ]
@@ -112,11 +112,11 @@ impl LiveFiles {
         }
     }
 
-    fn write<const N: usize>(
+    fn write(
         &mut self,
         kernel: &impl Kernel,
         key: &ContainerKey,
-        files: [LiveFile; N],
+        files: Vec<LiveFile>,
     ) -> Result<(), String> {
         let Some(written) = self.written.get_mut(key) else {
             return Ok(());

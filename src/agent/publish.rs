@@ -9,6 +9,7 @@ use super::history::own_in_force;
 use super::reconciler::Reconciler;
 use super::turn::TurnResult;
 use super::unguarded::Starts;
+use super::world::LiveValues;
 use crate::cpu::{CpuSet, NumberList};
 use crate::pin::cpu_isolation::{
     CpuIsolationOptions, IsolationInput, IsolationReport, KnobFailure,
@@ -98,9 +99,13 @@ impl Reconciler {
                 continue;
             };
             let memory_nodes = container.memory.as_ref().unwrap_or(&node.memory_nodes);
-            let values = (memory_nodes, container.threads.threads);
+            let values = LiveValues {
+                memory_nodes: memory_nodes.clone(),
+                threads: container.threads.threads,
+                ..LiveValues::default()
+            };
             let of = (uid, container.container.as_str());
-            self.world.write_live_others(node, of, values);
+            self.world.write_live_others(node, of, &values);
         }
         self.world.sweep_live_files(node);
     }

@@ -40,8 +40,9 @@ Exit codes: 0 pinning can work here, 1 it can't."
 
 /// Examine this node: what it can do, what it lacks, what follows from that, and the remedies.
 ///
-/// Two checks have to write: for extended attributes, the command sets and removes an attribute of the top cgroup, and for
-/// partitions, it gives a free CPU to a cgroup pinfold-probe for some milliseconds. It changes nothing else.
+/// Three checks have to write: for extended attributes, the command sets and removes an attribute of the top cgroup, for
+/// partitions, it gives a free CPU to a cgroup pinfold-probe for some milliseconds, and for live files, it makes and removes a
+/// file in their folder. It changes nothing else.
 #[derive(Debug, Args)]
 #[command(after_help = EXAMPLES)]
 pub(super) struct Doctor {

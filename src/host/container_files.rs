@@ -169,10 +169,18 @@ impl ContainerFolders {
     /// # Errors
     /// A file can't be made.
     pub fn check(&self) -> Result<(), ContainerFileError> {
+        let is_new = !self.base.exists();
         make_folder(&self.base).map_err(ContainerFileError::at(&self.base))?;
         let path = self.base.join(TEMPORARY);
         replace(&self.base, &path, "")
             .and_then(|()| fs::remove_file(&path))
+            .and_then(|()| {
+                if is_new {
+                    fs::remove_dir(&self.base)
+                } else {
+                    Ok(())
+                }
+            })
             .map_err(ContainerFileError::at(&path))
     }
 }
@@ -304,9 +312,6 @@ mod tests {
         assert!(folders.check().is_err());
         fs::remove_file(base.path().join("pinfold")).unwrap();
         folders.check().unwrap();
-        assert_eq!(
-            fs::read_dir(base.path().join("pinfold")).unwrap().count(),
-            0
-        );
+        assert_eq!(fs::read_dir(base.path()).unwrap().count(), 0);
     }
 }

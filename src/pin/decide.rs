@@ -12,7 +12,8 @@ use super::assignment::union;
 use super::{Desired, Ledger, Observed, PodAssignment};
 use crate::cpu::{CpuSet, Topology};
 use crate::pod::{
-    Balancing, Container, ContainerKind, Entitlement, MemoryPolicy, Qos, Recognition, RecognizedPod,
+    Balancing, Container, ContainerKey, ContainerKind, Entitlement, MemoryPolicy, Qos, Recognition,
+    RecognizedPod,
 };
 
 pub use input::{ContainerMove, DecisionContext, DecisionInput, IN_SHARED_POOL, RefusalSource};
@@ -81,6 +82,14 @@ impl Decision {
 // === impl Decisions ===
 
 impl Decisions {
+    /// What a shrink that waits will leave a container; the empty set for the shared CPUs.
+    pub fn upcoming(&self, uid: &str, container: &str) -> Option<&CpuSet> {
+        if self.waiting.is_empty() {
+            return None;
+        }
+        self.waiting.get(&ContainerKey::new(uid, container))
+    }
+
     /// Reduces the decisions to the assignments already in the ledger, for enforcement `observe`,
     /// because Pinfold assigns no CPUs that it cannot enforce.
     pub fn keep_ledger_assignments(&mut self, pods: &[Arc<RecognizedPod>], ledger: &Ledger) {

@@ -14,8 +14,7 @@ use super::{
 use crate::cpu::{CpuSet, Layout, Topology};
 use crate::host::cgroup::Partition;
 use crate::pod::{
-    self, ContainerKey, ContainerKind, Entitlement, PodRole, Qos, RecognizedPod, ThreadEnvironment,
-    ThreadStatus,
+    self, ContainerKind, Entitlement, PodRole, Qos, RecognizedPod, ThreadEnvironment, ThreadStatus,
 };
 
 #[derive(Debug, Clone, Serialize)]
@@ -256,13 +255,8 @@ pub fn containers(
             refused,
             ..
         } = decision.clone();
-        let key = uid.map(|uid| ContainerKey::new(uid, &*container.name));
-        let upcoming = key.and_then(|key| decisions.waiting.get(&key));
-        // Whoever sizes a thread pool now shall size it for the CPUs that stay.
-        let lasting = match upcoming {
-            Some(left) => Some(left).filter(|left| !left.is_empty()),
-            None => assigned.as_ref(),
-        };
+        let upcoming = uid.and_then(|uid| decisions.upcoming(uid, &container.name));
+        let lasts = lasting(upcoming, assigned.as_ref());
         states.push(ContainerState {
             namespace: pod.namespace.clone(),
             pod: pod.name.clone(),
@@ -295,7 +289,7 @@ pub fn containers(
             running: cgroup.is_some_and(|cgroup| cgroup.populated),
             created: cgroup.is_some() || container.runtime_id.is_some() || pod.finished,
             finished: pod.finished,
-            threads: threads(pod, decision.container, lasting),
+            threads: threads(pod, decision.container, lasts),
             upcoming: upcoming.cloned(),
             bindings: pod.binding_advice(decision.container, assigned.as_ref()),
             assigned,
@@ -310,6 +304,14 @@ pub fn containers(
         });
     }
     states
+}
+
+/// The CPUs that a container keeps: whoever sizes a thread pool now shall size it for those that a pending shrink will leave.
+fn lasting<'a>(upcoming: Option<&'a CpuSet>, assigned: Option<&'a CpuSet>) -> Option<&'a CpuSet> {
+    match upcoming {
+        Some(left) => Some(left).filter(|left| !left.is_empty()),
+        None => assigned,
+    }
 }
 
 /// The pods with CPUs in the ledger, except known pods.

@@ -34,6 +34,11 @@ fn wait_for(agent: &Agent, folder: &Path, name: &str, wanted: &CpuSet) {
     agent.eventually(&what, |_| cpus(folder, name) == *wanted);
 }
 
+fn wait_for_text(agent: &Agent, folder: &Path, name: &str, wanted: &str) {
+    let what = format!("{name} has {wanted:?}");
+    agent.eventually(&what, |_| text(folder, name) == wanted);
+}
+
 /// Compares the affinity of a process with its container's file until `stop`. Returns the number of looks.
 fn look(folder: &Path, pid: u32, stop: &AtomicBool) -> usize {
     let mut looks = 0;
@@ -77,7 +82,8 @@ fn a_programs_files_name_its_cpus_before_it_runs_on_them() {
     .to_vec();
     let agent = settings.start();
     runtime.connect(&agent);
-    let message = event_message(&tree, "worker", 1);
+    let count = i64::try_from(kernel.online.len() - 1).unwrap().min(3);
+    let message = event_message(&tree, "worker", count);
     runtime.change(1, &message);
     let created = runtime.create(&message);
     let own = created.cpus.unwrap();
@@ -91,8 +97,8 @@ fn a_programs_files_name_its_cpus_before_it_runs_on_them() {
     for name in ["cpus", "upcoming-cpus"] {
         assert_eq!(cpus(&folder, name), own);
     }
-    assert_eq!(text(&folder, "threads"), "1\n");
-    assert_eq!(text(&folder, "memory-nodes"), "0\n");
+    assert_eq!(text(&folder, "threads"), format!("{count}\n"));
+    assert!(!text(&folder, "memory-nodes").trim().is_empty());
     let inode = || fs::metadata(&folder).unwrap().ino();
     let first = inode();
     tree.make(&path(&message));
@@ -105,6 +111,23 @@ fn a_programs_files_name_its_cpus_before_it_runs_on_them() {
         let (folder, stop) = (folder.clone(), Arc::clone(&stop));
         move || look(&folder, pid, &stop)
     });
+    if count > 1 {
+        runtime.change(UPDATED, &resized(&message, 1000 * (count - 1)));
+        agent.eventually("the program is told", |_| {
+            cpus(&folder, "upcoming-cpus") != own
+        });
+        let left = cpus(&folder, "upcoming-cpus");
+        assert!(
+            left.is_subset(&own) && left.len() + 1 == own.len(),
+            "{left}"
+        );
+        agent.eventually("the CPU goes", |_| allowed(pid) == left);
+        wait_for(&agent, &folder, "cpus", &left);
+        wait_for_text(&agent, &folder, "threads", &format!("{}\n", count - 1));
+        runtime.change(UPDATED, &message);
+        agent.eventually("the worker grows", |_| allowed(pid).len() == own.len());
+        wait_for(&agent, &folder, "cpus", &allowed(pid));
+    }
     // To a fraction of a CPU: the program learns first, and the CPUs go later.
     let begun = Instant::now();
     runtime.change(UPDATED, &resized(&message, 500));
@@ -119,7 +142,10 @@ fn a_programs_files_name_its_cpus_before_it_runs_on_them() {
     agent.eventually("the worker is shared", |_| allowed(pid) == kernel.online);
     // And back.
     runtime.change(UPDATED, &message);
-    agent.eventually("the worker is pinned again", |_| allowed(pid) == own);
+    agent.eventually("the worker is pinned again", |_| {
+        allowed(pid).len() == own.len()
+    });
+    let own = allowed(pid);
     wait_for(&agent, &folder, "cpus", &own);
 
     // A new agent finds the folder, and the mount still leads there.

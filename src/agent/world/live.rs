@@ -80,20 +80,15 @@ impl World {
         }
     }
 
-    /// Writes the NUMA nodes and the thread count of a container, after a turn.
+    /// Writes what the files of a container say apart from its CPUs, after a turn.
     pub(in crate::agent) fn write_live_others(
         &mut self,
         kernel: &impl Kernel,
         (uid, container): (&str, &str),
-        (memory_nodes, threads): (&CpuSet, Option<usize>),
+        values: &LiveValues,
     ) {
-        let values = LiveValues {
-            memory_nodes: memory_nodes.clone(),
-            threads,
-            ..LiveValues::default()
-        };
         let key = ContainerKey::new(uid, container);
-        self.live.set_others(kernel, &key, &values);
+        self.live.set_others(kernel, &key, values);
     }
 
     /// Removes the folders of pods without a cgroup that no source knows.
