@@ -88,6 +88,8 @@ mod full_node;
 mod hotplug;
 #[path = "agent/late.rs"]
 mod late;
+#[path = "agent/live_files.rs"]
+mod live_files;
 #[path = "agent/nested.rs"]
 mod nested;
 #[path = "agent/offer.rs"]

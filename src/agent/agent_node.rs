@@ -10,6 +10,7 @@ use super::changes::ChangedCgroups;
 use super::config::{Config, EnforcementChoice, SourceChoice};
 use crate::cpu::{CpuSet, Layout, Placer, Topology};
 use crate::host::cgroup::{CgroupVersion, Cgroups, PodCgroup};
+use crate::host::container_files::ContainerFolders;
 use crate::host::pod_resources::{CpuManager, PodResources};
 use crate::host::topology::{HotplugFiles, HotplugState};
 use crate::host::{proc::Proc, topology};
@@ -58,6 +59,8 @@ pub struct AgentNode {
     /// Why new assignments are suspended, if they are.
     suspended: Option<String>,
     pub(super) changes: Arc<ChangedCgroups>,
+    /// The folders of live files; `None` if no container gets any.
+    pub(super) live_folders: Option<ContainerFolders>,
 }
 
 // === impl AgentNode ===
@@ -91,6 +94,8 @@ impl AgentNode {
         let alone = enforcement(&config, &cgroups)?;
         let (enforcement, enforcement_cause, enforcement_reason) = alone.clone();
         let proc = Proc::new(&config.root_dir);
+        let live_dir = config.runtime.live_folder();
+        let live_folders = live_dir.map(ContainerFolders::new);
         let mut node = Self {
             // Copies of the node, for readers, never open the files.
             hotplug_files: HotplugFiles::new(&config.root_dir),
@@ -112,6 +117,7 @@ impl AgentNode {
             cpu_manager: None,
             suspended: None,
             changes: Arc::default(),
+            live_folders,
         };
         node.read_memory_nodes();
         Ok(node)

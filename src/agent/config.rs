@@ -18,7 +18,7 @@ use super::api::context;
 use crate::cpu::{Cores, CpuSet, SharedMinimum};
 use crate::metrics::COLLECTORS;
 use crate::pin::cpu_isolation::CpuIsolationOptions;
-use crate::pod::{CpuPreferences, Policy, ThreadPolicy};
+use crate::pod::{CpuPreferences, LONGEST_SHRINK_DELAY, Policy, ThreadPolicy};
 use crate::text::values::whole;
 use crate::text::{duration, parse_errors};
 
@@ -270,6 +270,12 @@ pub struct Overrides {
     /// The container runtime's NRI socket [default: /var/run/nri/nri.sock]
     #[arg(long, value_name = "SOCKET", env = "PINFOLD_NRI_SOCKET")]
     pub nri_socket: Option<PathBuf>,
+    /// Whether pinned containers get a folder /run/pinfold with files that name their CPUs, which needs NRI [default: true]
+    #[arg(long, value_name = "BOOL", env = "PINFOLD_LIVE_FILES", num_args = 0..=1, default_missing_value = "true", require_equals = true)]
+    pub live_files: Option<bool>,
+    /// Folder on the node for these files [default: /run/pinfold]
+    #[arg(long, value_name = "DIR", env = "PINFOLD_LIVE_DIR")]
+    pub live_dir: Option<PathBuf>,
     /// Reserved CPUs, which are never exclusive, like 0-1,32 [default: the lowest core without a CPU isolated at boot]
     #[arg(long, value_name = "LIST", env = "PINFOLD_RESERVED")]
     pub reserved: Option<CpuSet>,
@@ -277,6 +283,9 @@ pub struct Overrides {
     /// [default: 5%]
     #[arg(long, value_name = "MINIMUM", env = "PINFOLD_SHARED_MINIMUM")]
     pub shared_minimum: Option<SharedMinimum>,
+    /// Time for which a running container keeps CPUs after a resize to fewer, at most 10s; 0s for no delay [default: 5s]
+    #[arg(long, value_name = "DURATION", env = "PINFOLD_SHRINK_DELAY", value_parser = duration::read)]
+    pub shrink_delay: Option<Duration>,
     /// How assignments are enforced [default: auto]
     #[arg(long, env = "PINFOLD_ENFORCEMENT")]
     pub enforcement: Option<EnforcementChoice>,
@@ -370,8 +379,11 @@ impl Config {
             agent_namespace,
             nri,
             nri_socket,
+            live_files,
+            live_dir,
             reserved,
             shared_minimum,
+            shrink_delay,
             enforcement,
             placement_source,
             reconcile_interval,
@@ -388,6 +400,7 @@ impl Config {
         set(&mut self.cgroup_dir, cgroup_dir);
         set(&mut self.pod_cgroups, pod_cgroups);
         set(&mut self.shared_minimum, shared_minimum);
+        set(&mut self.policy.shrink_delay, shrink_delay);
         set(&mut self.enforcement, enforcement);
         set(&mut self.placement.source, placement_source);
         set(&mut self.reconcile_interval, reconcile_interval);
@@ -405,6 +418,8 @@ impl Config {
         cluster.node_name = node_name.filter(has_value).or(cluster.node_name.take());
         set(&mut self.runtime.nri, nri);
         set(&mut self.runtime.socket, nri_socket);
+        set(&mut self.runtime.live_files, live_files);
+        set(&mut self.runtime.live_dir, live_dir);
         self.reserved = reserved.or(self.reserved.take());
         set(&mut self.log.level, log_level.filter(has_value));
         set(&mut self.log.format, log_format);
@@ -467,6 +482,12 @@ impl Config {
         anyhow::ensure!(
             self.policy.single_cores || self.cpus.cores != Cores::Single,
             "cpus.cores is single, but policy.singleCores is false: allow single cores, or set cpus.cores to preferred or whole"
+        );
+        let delay = self.policy.shrink_delay;
+        anyhow::ensure!(
+            delay <= LONGEST_SHRINK_DELAY,
+            "policy.shrinkDelay is {}: use 0s to 10s",
+            duration::written(delay)
         );
         self.log.filter()?;
         self.runtime.check()?;
@@ -562,6 +583,8 @@ mod tests {
             ),
             ("policy: {selector: 'a in (b'}", "a in (b"),
             ("sharedMinimum: 101%", "101%"),
+            ("policy: {shrinkDelay: 11s}", "policy.shrinkDelay"),
+            ("policy: {shrinkDelay: 5}", "shrinkDelay"),
             ("sharedMinimum: -1", "sharedMinimum"),
             ("sharedMinimum: [1]", "sharedMinimum"),
             (
@@ -575,6 +598,7 @@ mod tests {
             ("runtime: {index: 100}", "runtime.index"),
             ("runtime: {socket: nri.sock}", "nri.sock"),
             ("runtime: {nri: maybe}", "maybe"),
+            ("runtime: {liveDir: run/pinfold}", "runtime.liveDir"),
         ] {
             let error = format!("{:#}", Config::parse(text).unwrap_err());
             assert!(error.contains(named), "{text}: {error}");

@@ -9,7 +9,7 @@ use tokio::sync::oneshot;
 use crate::cpu::CpuSet;
 use crate::host::pod_resources::CpuManager;
 use crate::pin::Enforcement;
-use crate::pod::{ApiUid, ObjectName, Pod, ThreadEnvironment};
+use crate::pod::{ApiUid, ObjectName, Pod, RankEnvironment, ThreadEnvironment};
 
 /// The receiver of the answer to StartContainer. An error is the reason for a refusal.
 pub(super) type StartReply = oneshot::Sender<Result<(), String>>;
@@ -217,6 +217,8 @@ pub struct CreateAnswer {
     /// Whether the container's pod counts as a training pod.
     pub training: bool,
     pub threads: ThreadEnvironment,
-    /// The variables that divide the container's CPUs among its processes.
-    pub ranks: BTreeMap<String, String>,
+    /// The container's CPUs, divided among its processes.
+    pub ranks: Option<RankEnvironment>,
+    /// The container's folder of live files on the host; `None` if it gets none.
+    pub live_folder: Option<PathBuf>,
 }

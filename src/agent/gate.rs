@@ -266,6 +266,7 @@ mod tests {
             finished: false,
             at_start: None,
             repaired: None,
+            upcoming: None,
             observed: None,
         }
     }

@@ -4,6 +4,7 @@ use super::agent_node::AgentNode;
 use super::changes::CgroupChanges;
 use crate::cpu::CpuSet;
 use crate::host::cgroup::{Cpuset, PodCgroup, PodSurroundings};
+use crate::host::container_files::ContainerFolders;
 use crate::pin::cpu_isolation::CpuIsolator;
 use crate::pin::{self, AppliedStep, Step};
 
@@ -29,6 +30,27 @@ pub trait Kernel {
     fn workqueue_cpus(&self) -> Option<CpuSet>;
     /// Carries out steps in order, and stops before the first one for which `go_on` returns false.
     fn apply(&self, steps: Vec<Step>, go_on: &mut dyn FnMut(&Step) -> bool) -> Vec<AppliedStep>;
+
+    /// The pods with folders of live files, and the names of their containers. Without live files there are none.
+    fn live_folders(&self) -> Vec<(String, Vec<String>)> {
+        Vec::new()
+    }
+    /// Makes the folder of a container's live files. One that exists stays.
+    fn make_live_folder(&self, _uid: &str, _container: &str) -> Result<(), String> {
+        Err("live files are off".to_owned())
+    }
+    /// Writes one of a container's live files, or removes it with `None`.
+    fn write_live_file(
+        &self,
+        _of: (&str, &str),
+        _name: &str,
+        _text: Option<&str>,
+    ) -> Result<(), String> {
+        Ok(())
+    }
+    fn remove_live_folders(&self, _uid: &str) -> Result<(), String> {
+        Ok(())
+    }
 }
 
 impl Kernel for AgentNode {
@@ -78,5 +100,46 @@ impl Kernel for AgentNode {
 
     fn apply(&self, steps: Vec<Step>, go_on: &mut dyn FnMut(&Step) -> bool) -> Vec<AppliedStep> {
         pin::apply_while(steps, &self.cgroups, go_on)
+    }
+
+    fn live_folders(&self) -> Vec<(String, Vec<String>)> {
+        let listed = self.live_folders.as_ref().map(ContainerFolders::list);
+        listed
+            .transpose()
+            .unwrap_or_else(|error| {
+                tracing::warn!("can't read the folders of live files: {error}");
+                None
+            })
+            .unwrap_or_default()
+    }
+
+    fn make_live_folder(&self, uid: &str, container: &str) -> Result<(), String> {
+        let folders = self.live_folders.as_ref().ok_or("live files are off")?;
+        let made = folders.make(uid, container);
+        made.map(drop).map_err(|error| error.to_string())
+    }
+
+    fn write_live_file(
+        &self,
+        of: (&str, &str),
+        name: &str,
+        text: Option<&str>,
+    ) -> Result<(), String> {
+        let Some(folders) = &self.live_folders else {
+            return Ok(());
+        };
+        let written = folders.write(of, name, text);
+        written.map_err(|error| error.to_string())
+    }
+
+    fn remove_live_folders(&self, uid: &str) -> Result<(), String> {
+        let removed = self
+            .live_folders
+            .as_ref()
+            .map(|folders| folders.remove(uid));
+        removed
+            .transpose()
+            .map(drop)
+            .map_err(|error| error.to_string())
     }
 }

@@ -75,7 +75,10 @@ impl PodStore {
     ) -> KnownPod<'a> {
         let of_runtime = self.of_runtime(uid);
         let containers = cgroups.map(|pod| pod.containers.as_slice());
-        let running = containers.unwrap_or_default().iter().filter_map(running);
+        let containers = containers.unwrap_or_default().iter();
+        let running = containers.clone().filter_map(running);
+        let current = containers.filter(|container| container.cgroup.populated);
+        let current = current.filter_map(|container| container.name.as_deref());
         KnownPod {
             description,
             listed: of_runtime.map(|of_runtime| {
@@ -87,6 +90,7 @@ impl PodStore {
             removed: names(of_runtime.map(|of_runtime| &of_runtime.removed)),
             stopped: names(of_runtime.map(|of_runtime| &of_runtime.stopped)),
             running: running.collect(),
+            current: current.collect(),
         }
     }
 

@@ -35,10 +35,12 @@ mod known_pods;
 mod kubelet;
 pub mod kubelet_config;
 mod kubelet_report;
+mod live_files;
 mod log_filter;
 mod mirror;
 pub mod node_capacity;
 mod pending;
+mod pending_shrinks;
 mod pod_lists;
 mod pod_store;
 #[cfg(feature = "reclaim")]

@@ -9,6 +9,7 @@ use super::history::own_in_force;
 use super::reconciler::Reconciler;
 use super::turn::TurnResult;
 use super::unguarded::Starts;
+use super::world::LiveValues;
 use crate::cpu::{CpuSet, NumberList};
 use crate::pin::cpu_isolation::{
     CpuIsolationOptions, IsolationInput, IsolationReport, KnobFailure,
@@ -50,6 +51,8 @@ impl Reconciler {
         self.history.forget(self.world.observed());
         self.note_lost_cpus(&result.lost);
         let containers = self.container_states(result, self.world.observed());
+        self.write_live_others(&containers);
+        errors.extend(self.world.live.failures());
         errors.extend(self.unguarded_problems(result, &containers));
         let (observed, decisions) = (self.world.observed(), &result.decisions);
         let store = self.world.pods();
@@ -86,6 +89,26 @@ impl Reconciler {
             pods_listed: self.world.pods().lists().have_come(),
         })));
         Ok(())
+    }
+
+    /// Writes the live files that follow from a turn's result, and removes those of pods that are gone.
+    fn write_live_others(&mut self, containers: &[ContainerState]) {
+        let node = &self.node;
+        for container in containers {
+            let Some(uid) = container.uid.as_deref() else {
+                continue;
+            };
+            let memory_nodes = container.memory.as_ref().unwrap_or(&node.memory_nodes);
+            let values = LiveValues {
+                memory_nodes: memory_nodes.clone(),
+                threads: container.threads.threads,
+                ranks: container.ranks.as_ref().map(|ranks| ranks.cpus.clone()),
+                ..LiveValues::default()
+            };
+            let of = (uid, container.container.as_str());
+            self.world.write_live_others(node, of, &values);
+        }
+        self.world.sweep_live_files(node);
     }
 
     /// The problems of containers that started while no agent answered the runtime. Without NRI every container starts that way,

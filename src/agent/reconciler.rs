@@ -358,12 +358,13 @@ impl Reconciler {
         }
     }
 
-    /// When another turn is necessary although no cgroup changes: because CPUs were given up, or
-    /// because isolated partitions wait until worker threads have ended.
+    /// When another turn is necessary although no cgroup changes: because CPUs were given up, because
+    /// isolated partitions wait until worker threads have ended, or because the delay of a shrink is over.
     pub(super) fn follow_up(&self) -> Option<Instant> {
         let released = self.world.release_backoff.due();
         let isolated = self.world.isolation.due();
-        released.into_iter().chain(isolated).min()
+        let shrinks = self.world.shrinks.due();
+        [released, isolated, shrinks].into_iter().flatten().min()
     }
 
     fn handle_timer(&mut self) {
@@ -573,6 +574,7 @@ mod tests {
 
     use super::*;
     use crate::agent::config::{Config, EnforcementChoice};
+    use crate::host::container_files::ContainerFolders;
 
     /// A machine of folders and files: cgroup v1 with an empty tree of pods, and a list of online CPUs.
     fn machine(root: &std::path::Path) -> AgentNode {
@@ -595,6 +597,33 @@ mod tests {
             ..Config::default()
         };
         AgentNode::apart(config).unwrap()
+    }
+
+    /// A pod may end while no agent runs. The folder of one that still has its cgroup stays the same one.
+    #[test]
+    fn the_live_files_of_pods_that_are_gone_are_removed() {
+        let root = tempfile::tempdir().unwrap();
+        let mut node = machine(root.path());
+        let pod = root.path().join("cgroup/cpuset/kubepods/podhere");
+        fs::create_dir(&pod).unwrap();
+        for (file, text) in [("cpus", "0-3"), ("mems", "0"), ("cpu_exclusive", "0")] {
+            fs::write(pod.join(format!("cpuset.{file}")), text).unwrap();
+        }
+        let folders = ContainerFolders::new(&root.path().join("live"));
+        node.live_folders = Some(folders.clone());
+        for uid in ["gone", "here"] {
+            folders.make(uid, "main").unwrap();
+        }
+        let (published, _snapshots) = watch::channel(None);
+        let metrics = AgentMetrics::new().unwrap();
+        let heartbeat = Heartbeat::new(Duration::from_secs(1));
+        let mut reconciler = Reconciler::new(node, false, metrics, published, heartbeat);
+        reconciler.reconcile_for(Trigger::Timer, None);
+        let left = vec![("here".to_owned(), vec!["main".to_owned()])];
+        assert_eq!(folders.list().unwrap(), left);
+        fs::remove_dir_all(&pod).unwrap();
+        reconciler.reconcile_for(Trigger::Timer, None);
+        assert_eq!(folders.list().unwrap(), []);
     }
 
     /// The first turn after a CPU went offline may be caused by another program's write, or by a

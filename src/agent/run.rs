@@ -36,6 +36,7 @@ use super::tasks::Tasks;
 use crate::cluster::Api;
 use crate::cluster::peers::JobMember;
 use crate::host::cgroup::PARTITION;
+use crate::host::container_files::ContainerFolders;
 use crate::host::notify;
 use crate::host::watch::Watch;
 use crate::host::{counters::perf, limits};
@@ -432,6 +433,16 @@ pub fn lock(folder: &Path) -> anyhow::Result<Flock<File>> {
     })
 }
 
+/// Removes the live files that an earlier agent wrote, if this one writes none, because nobody would keep them true.
+fn end_live_files(node: &AgentNode) {
+    let runtime = &node.config.runtime;
+    if runtime.live_folder().is_none()
+        && let Err(error) = ContainerFolders::new(&runtime.live_dir).remove_all()
+    {
+        tracing::warn!("{error}: an earlier agent's live files are no longer true");
+    }
+}
+
 /// Runs the agent until SIGTERM or an interrupt: `pinfold run`.
 ///
 /// # Errors
@@ -467,6 +478,7 @@ pub async fn run(config: Config) -> anyhow::Result<()> {
             "node {node}, namespace {namespace}; pods from the API server {server} ({origin})"
         );
     }
+    end_live_files(&node);
     let mut agent = Agent::start_in(cluster.as_ref(), node).await?;
     let service_messages = service::notify(agent.snapshot.clone(), agent.state.heartbeat.clone());
     agent.tasks.spawn(async move {

@@ -1,6 +1,6 @@
 //! The runtime requests CreateContainer, StartContainer and UpdateContainer, for which the container runtime waits.
 
-use std::collections::BTreeMap;
+use std::path::PathBuf;
 
 use tokio::sync::oneshot;
 
@@ -10,6 +10,7 @@ use super::gate;
 use super::reconciler::Reconciler;
 use super::schedule::Trigger;
 use super::turn::{self, TurnResult};
+use super::world::LiveValues;
 use crate::cpu::CpuSet;
 use crate::pin::decide::Decision;
 use crate::pin::snapshot::ContainerState;
@@ -85,10 +86,11 @@ impl Reconciler {
             turn::admit(world, node, context, request)
         });
         let result = answer.or_else(|| self.admit_with_all_pods(request));
-        let Some(answer) = result.and_then(|result| self.create_answer(&uid, container, &result))
-        else {
+        let Some(result) = result else { return };
+        let Some(mut answer) = self.create_answer(&uid, container, &result) else {
             return;
         };
+        answer.live_folder = self.live_folder(request, &result, &answer);
         // The runtime may have given up waiting. The assignment then stays in the record for the
         // next attempt.
         let _ = reply.send(answer);
@@ -126,7 +128,8 @@ impl Reconciler {
                 checked: None,
                 training: false,
                 threads: threads(node, pod, usize::MAX, None, &shared),
-                ranks: BTreeMap::new(),
+                ranks: None,
+                live_folder: None,
             });
         };
         let pod = result.pods.get(decision.pod)?;
@@ -155,8 +158,39 @@ impl Reconciler {
             checked: gate::is_checked(pod, &decision.entitlement).then_some(node.enforcement),
             training: pod::training(pod, policy).counts,
             threads: threads(node, pod, decision.container, cpus, &shared),
-            ranks: ranks.map(|ranks| ranks.variables).unwrap_or_default(),
+            ranks,
+            live_folder: None,
         })
+    }
+
+    /// Makes the folder of live files for a container that gets CPUs of its own, with what the files say at its start. A
+    /// container on shared CPUs gets none: nobody tells the agent before its CPUs change, and they say nothing about how many
+    /// threads it should have. An init container has none either, because it mostly ends before anything changes.
+    fn live_folder(
+        &mut self,
+        (uid, container): (&str, &str),
+        result: &TurnResult,
+        answer: &CreateAnswer,
+    ) -> Option<PathBuf> {
+        let node = &self.node;
+        let folders = node.live_folders.as_ref()?;
+        let decision = result.decision(uid, container)?;
+        let is_pinned = decision.entitlement.cpus() > 0 && node.enforcement != Enforcement::Observe;
+        let cpus = decision.cpus.as_ref().filter(|_| is_pinned)?;
+        if answer.refused.is_some() {
+            return None;
+        }
+        let folder = folders.path(uid, container).ok();
+        let memory = decision.memory.as_ref().unwrap_or(&node.memory_nodes);
+        let values = LiveValues {
+            cpus: cpus.clone(),
+            upcoming: cpus.clone(),
+            memory_nodes: memory.clone(),
+            threads: answer.threads.threads,
+            ranks: answer.ranks.as_ref().map(|ranks| ranks.cpus.clone()),
+        };
+        let is_open = self.world.open_live_files(node, (uid, container), &values);
+        folder.filter(|_| is_open)
     }
 
     /// Answers StartContainer once the container's CPUs are in force, or a turn has failed to

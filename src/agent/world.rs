@@ -7,9 +7,12 @@ pub use super::changes::{CgroupChange, CgroupChanges};
 use super::event::{PodsUpdate, RuntimeUpdate};
 pub use super::heartbeat::Heartbeat;
 use super::isolation_gate::IsolatedPartitionGate;
+use super::live_files::LiveFiles;
+pub use super::live_files::LiveValues;
 use super::log_filter::LogFilter;
 use super::mirror::Mirror;
 pub use super::pending::PendingAssignments;
+use super::pending_shrinks::PendingShrinks;
 pub use super::pod_store::PodStore;
 use super::release_backoff::ReleaseBackoff;
 use crate::cpu::CpuSet;
@@ -46,6 +49,8 @@ pub struct World {
     /// The CPU sets as last read, on cgroup v1.
     pub(super) seen_sets: SeenSets,
     pub(super) isolation: IsolatedPartitionGate,
+    pub(super) live: LiveFiles,
+    pub(super) shrinks: PendingShrinks,
     /// When running containers moved within the last hour.
     pub(super) moved: Vec<Instant>,
     /// Whether no turn of all pods has completed so far.
@@ -74,6 +79,8 @@ impl World {
             release_backoff: ReleaseBackoff::default(),
             seen_sets: SeenSets::default(),
             isolation: IsolatedPartitionGate::default(),
+            live: LiveFiles::default(),
+            shrinks: PendingShrinks::default(),
             moved: Vec::new(),
             is_first: true,
             metrics,
@@ -217,8 +224,10 @@ impl World {
 }
 
 mod deciding;
+mod live;
 mod reading;
 mod results;
+mod shrinks;
 #[cfg(test)]
 #[allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 mod tests;

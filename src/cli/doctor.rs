@@ -17,6 +17,7 @@ use crate::agent::config::{AutoSwitch, Config, EnforcementChoice, Overrides, Run
 use crate::agent::{AgentNode, allocatable};
 use crate::cpu::Topology;
 use crate::host::cgroup::{CgroupError, CgroupVersion, Cgroups, join_host};
+use crate::host::container_files::ContainerFolders;
 use crate::host::topology;
 use crate::pin::{Enforcement, Ledger, Observed, PlacementSource};
 use crate::text::counted;
@@ -39,8 +40,9 @@ Exit codes: 0 pinning can work here, 1 it can't."
 
 /// Examine this node: what it can do, what it lacks, what follows from that, and the remedies.
 ///
-/// Two checks have to write: for extended attributes, the command sets and removes an attribute of the top cgroup, and for
-/// partitions, it gives a free CPU to a cgroup pinfold-probe for some milliseconds. It changes nothing else.
+/// Three checks have to write: for extended attributes, the command sets and removes an attribute of the top cgroup, for
+/// partitions, it gives a free CPU to a cgroup pinfold-probe for some milliseconds, and for live files, it makes and removes a
+/// file in their folder. It changes nothing else.
 #[derive(Debug, Args)]
 #[command(after_help = EXAMPLES)]
 pub(super) struct Doctor {
@@ -157,6 +159,7 @@ fn examine(config: &Config) -> Vec<CheckResult> {
         )),
     }
     findings.push(runtime(&config.runtime));
+    findings.extend(live_files(&config.runtime));
     findings.extend(required(&config.root_dir));
     match AgentNode::new(config.clone()) {
         Ok(node) => {
@@ -267,6 +270,24 @@ fn runtime(runtime: &Runtime) -> CheckResult {
         ),
         Err(error) => weak(what, format!("no NRI at {socket}: {error}"), advice),
     }
+}
+
+/// Whether the folders of live files can be made; `None` if no container gets any.
+fn live_files(runtime: &Runtime) -> Option<CheckResult> {
+    let (what, folder) = ("live files", runtime.live_folder()?);
+    let shown = folder.display();
+    Some(match ContainerFolders::new(folder).check() {
+        Ok(()) => good(
+            what,
+            format!("{shown} can be written: pinned containers find their CPUs in /run/pinfold"),
+        ),
+        Err(error) => weak(
+            what,
+            format!("{error}: pinned containers get no folder /run/pinfold with their CPUs"),
+            "make the folder writable for root, or mount the node's folder into the agent's pod at the same path; to do without \
+             these files, set runtime.liveFiles to false",
+        ),
+    })
 }
 
 fn machine(topology: &Topology) -> Vec<CheckResult> {

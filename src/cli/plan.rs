@@ -293,6 +293,7 @@ pub(super) fn planned(
         pods,
         here: None,
         moves: config.max_moves_per_hour as usize,
+        shrinks: None,
         known: None,
     };
     let (decisions, moves) = settle(&mut inputs, &mut ledger);

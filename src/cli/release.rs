@@ -15,6 +15,7 @@ use crate::agent::config::{Config, Overrides};
 use crate::agent::{AgentNode, lock};
 use crate::cpu::CpuSet;
 use crate::host::cgroup::NoteSubject;
+use crate::host::container_files::ContainerFolders;
 use crate::host::counters::resctrl::Resctrl;
 use crate::pin::cpu_isolation::{CpuIsolationOptions, CpuIsolator, IsolationInput};
 use crate::pin::{self, AppliedStep, Step};
@@ -176,13 +177,16 @@ fn release(node: &AgentNode, dry_run: bool) -> anyhow::Result<Released> {
     let (observed, ledger) = node.observe(&[])?;
     let memory_nodes = node.cgroups.memory_nodes(&node.config.pod_cgroups)?;
     let steps = pin::release(&observed, &node.topology.online, &memory_nodes);
+    let mut not_restored = ledger.unreadable;
     let steps = if dry_run {
         steps.into_iter().map(|step| (step, None)).collect()
     } else {
+        // First, because from the first step on nobody keeps the files true.
+        let folders = ContainerFolders::new(&node.config.runtime.live_dir);
+        not_restored.extend(folders.remove_all().err().map(|error| error.to_string()));
         let applied = pin::apply(steps, &node.cgroups);
         applied.into_iter().map(outcome).collect()
     };
-    let mut not_restored = ledger.unreadable;
     if !dry_run {
         not_restored.extend(restore_isolation(node));
     }

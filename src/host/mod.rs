@@ -10,6 +10,7 @@
 pub mod bpf;
 pub mod busy;
 pub mod cgroup;
+pub mod container_files;
 pub mod counters;
 pub mod file;
 pub mod knobs;

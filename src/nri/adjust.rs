@@ -3,7 +3,7 @@
 
 use std::collections::BTreeMap;
 
-use super::proto::{self, OptionalInt64, OptionalUInt64};
+use super::proto::{self, Mount, OptionalInt64, OptionalUInt64};
 use crate::cpu::CpuSet;
 
 /// Changes to a container's CPUs. `None` and the empty set change nothing.
@@ -35,6 +35,8 @@ pub struct ContainerAdjustment {
     pub env: BTreeMap<String, String>,
     /// Annotations of the container at the runtime. Kubernetes does not see them.
     pub annotations: BTreeMap<String, String>,
+    /// Mounts that the container gets in addition.
+    pub mounts: Vec<Mount>,
     pub cpu: CpuChange,
 }
 
@@ -90,6 +92,7 @@ impl ContainerAdjustment {
             .filter(|(key, _)| !removes(key));
         proto::ContainerAdjustment {
             annotations: annotations.collect(),
+            mounts: self.mounts,
             env: env
                 .map(|(key, value)| proto::KeyValue { key, value })
                 .collect(),
@@ -144,6 +147,7 @@ mod tests {
         let adjustment = ContainerAdjustment {
             env: pairs.clone(),
             annotations: pairs,
+            mounts: Vec::new(),
             cpu: CpuChange::default(),
         };
         let sent = adjustment.into_proto();

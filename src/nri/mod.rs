@@ -108,7 +108,7 @@ pub use plugin::{HandlerTimeout, Plugin, Refusal, UnansweredCall};
 pub use pods::{GIVEN_CPUS_ANNOTATION, IMAGE_ANNOTATIONS, pod, pod_uid, qos_class};
 pub use proto::{
     Container, ContainerState, LinuxContainer, LinuxCpu, LinuxMemory, LinuxNamespace,
-    LinuxPodSandbox, LinuxResources, OptionalInt64, OptionalUInt64, PodSandbox,
+    LinuxPodSandbox, LinuxResources, Mount, OptionalInt64, OptionalUInt64, PodSandbox,
 };
 pub use session::serve;
 pub use settings::{PluginSettings, SOCKET};

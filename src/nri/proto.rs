@@ -82,6 +82,9 @@ pub struct Container {
     /// The whole environment from the image and the pod, as `NAME=value`.
     #[prost(string, repeated, tag = 8)]
     pub env: Vec<String>,
+    /// The mounts of the image, the pod and the runtime.
+    #[prost(message, repeated, tag = 9)]
+    pub mounts: Vec<Mount>,
     /// The container's Linux configuration.
     #[prost(message, optional, tag = 11)]
     pub linux: Option<LinuxContainer>,
@@ -104,6 +107,22 @@ pub enum ContainerState {
     Paused = 2,
     Running = 3,
     Stopped = 4,
+}
+
+/// A mount of a container, as in an OCI configuration.
+#[derive(Clone, PartialEq, Eq, Message)]
+pub struct Mount {
+    /// The path in the container.
+    #[prost(string, tag = 1)]
+    pub destination: String,
+    /// The file system, or `bind`.
+    #[prost(string, tag = 2)]
+    pub kind: String,
+    /// For a bind mount, the path on the host.
+    #[prost(string, tag = 3)]
+    pub source: String,
+    #[prost(string, repeated, tag = 4)]
+    pub options: Vec<String>,
 }
 
 #[derive(Clone, PartialEq, Message)]
@@ -242,6 +261,8 @@ pub(super) struct UpdateContainerResponse {
 pub(super) struct ContainerAdjustment {
     #[prost(btree_map = "string, string", tag = 2)]
     pub annotations: BTreeMap<String, String>,
+    #[prost(message, repeated, tag = 3)]
+    pub mounts: Vec<Mount>,
     #[prost(message, repeated, tag = 4)]
     pub env: Vec<KeyValue>,
     #[prost(message, optional, tag = 6)]

@@ -12,13 +12,15 @@ use super::assignment::union;
 use super::{Desired, Ledger, Observed, PodAssignment};
 use crate::cpu::{CpuSet, Topology};
 use crate::pod::{
-    Balancing, Container, ContainerKind, Entitlement, MemoryPolicy, Qos, Recognition, RecognizedPod,
+    Balancing, Container, ContainerKey, ContainerKind, Entitlement, MemoryPolicy, Qos, Recognition,
+    RecognizedPod,
 };
 
 pub use input::{ContainerMove, DecisionContext, DecisionInput, IN_SHARED_POOL, RefusalSource};
 use input::{Notes, PodRequest};
 pub use known::{Description, KnownPod, KnownPods};
 pub use kubelet_entitlement::KubeletCpus;
+pub use shrink::{AnnouncedShrinks, WaitingShrinks};
 
 /// The decision about a container of a known pod.
 #[derive(Debug, Clone, PartialEq)]
@@ -50,6 +52,8 @@ pub struct Decisions {
     pub desired: Desired,
     /// The moves of running containers to make room, in order.
     pub moves: Vec<ContainerMove>,
+    /// The containers that keep CPUs until their shrink was announced for long enough.
+    pub waiting: WaitingShrinks,
 }
 
 // === impl Decision ===
@@ -78,6 +82,14 @@ impl Decision {
 // === impl Decisions ===
 
 impl Decisions {
+    /// What a shrink that waits will leave a container; the empty set for the shared CPUs.
+    pub fn upcoming(&self, uid: &str, container: &str) -> Option<&CpuSet> {
+        if self.waiting.is_empty() {
+            return None;
+        }
+        self.waiting.get(&ContainerKey::new(uid, container))
+    }
+
     /// Reduces the decisions to the assignments already in the ledger, for enforcement `observe`,
     /// because Pinfold assigns no CPUs that it cannot enforce.
     pub fn keep_ledger_assignments(&mut self, pods: &[Arc<RecognizedPod>], ledger: &Ledger) {
@@ -209,15 +221,16 @@ pub fn decide(inputs: &DecisionInput<'_>, ledger: &Ledger) -> Decisions {
     let requests: Vec<PodRequest> = pods
         .map(|(index, pod)| PodRequest::new(index, pod, inputs, ledger))
         .collect();
-    let (assignments, notes, moves) = match inputs.context.kubelet {
+    let (assignments, notes, moves, waiting) = match inputs.context.kubelet {
         Some(kubelet) => {
             let (assignments, notes) = kubelet::assign(inputs, ledger, &requests, kubelet);
-            (assignments, notes, Vec::new())
+            (assignments, notes, Vec::new(), WaitingShrinks::new())
         }
         None => place(inputs, ledger, &requests),
     };
     let mut decisions = Decisions {
         moves,
+        waiting,
         ..Decisions::default()
     };
     let online = &inputs.context.topology.online;
@@ -242,13 +255,16 @@ pub fn decide(inputs: &DecisionInput<'_>, ledger: &Ledger) -> Decisions {
     decisions
 }
 
-/// The CPUs of each pod, the notes of containers that lack some, and the moves to make room, where
-/// Pinfold chooses the CPUs.
-fn place(
-    inputs: &DecisionInput<'_>,
-    ledger: &Ledger,
-    requests: &[PodRequest<'_>],
-) -> (BTreeMap<String, PodAssignment>, Notes, Vec<ContainerMove>) {
+/// The CPUs of each pod, the notes of containers that lack some, the moves to make room, and the shrinks that wait.
+type Placed = (
+    BTreeMap<String, PodAssignment>,
+    Notes,
+    Vec<ContainerMove>,
+    WaitingShrinks,
+);
+
+/// What becomes of the CPUs where Pinfold chooses them.
+fn place(inputs: &DecisionInput<'_>, ledger: &Ledger, requests: &[PodRequest<'_>]) -> Placed {
     let mut placing = place::PlacementPass::new(inputs, ledger, requests);
     // Pods first keep or give up CPUs. What a pod gives up becomes free in the next turn only.
     placing.keep_undescribed();
@@ -262,13 +278,14 @@ fn place(
         mut assignments,
         notes,
         moves,
+        waiting,
         ..
     } = placing;
     assignments.retain(|_, mine| !mine.is_empty());
     for (uid, mine) in &mut assignments {
         mine.inherit_choices(&ledger.of(uid));
     }
-    (assignments, notes, moves)
+    (assignments, notes, moves, waiting)
 }
 
 /// Leaves containers in place that run on the CPUs of their pod and that not even the container
@@ -386,5 +403,7 @@ mod kubelet;
 mod kubelet_entitlement;
 mod memory;
 mod place;
+mod shortfall;
+mod shrink;
 #[cfg(test)]
 mod tests;

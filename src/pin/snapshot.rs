@@ -86,6 +86,9 @@ pub struct ContainerState {
     pub entitlement: Entitlement,
     /// The assigned CPUs; `None` in the shared pool.
     pub assigned: Option<CpuSet>,
+    /// What a shrink will leave that the program was told of and that waits for its delay; the empty set for the shared pool.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub upcoming: Option<CpuSet>,
     /// The CPUs effective for the container according to the kernel; `None` without a cgroup.
     pub effective: Option<CpuSet>,
     /// The partition state according to the kernel: `root`, `isolated`, `member`, or the reason for
@@ -226,7 +229,7 @@ pub struct UnknownOwner {
 
 /// Describes the containers of known pods, from decisions and observed cgroups.
 ///
-/// `threads` computes a container's thread environment from its assigned CPUs.
+/// `threads` computes a container's thread environment from the CPUs that it keeps.
 pub fn containers(
     pods: &[Arc<RecognizedPod>],
     topology: &Topology,
@@ -256,6 +259,8 @@ pub fn containers(
             refused,
             ..
         } = decision.clone();
+        let upcoming = uid.and_then(|uid| decisions.upcoming(uid, &container.name));
+        let lasts = lasting(upcoming, assigned.as_ref());
         states.push(ContainerState {
             namespace: pod.namespace.clone(),
             pod: pod.name.clone(),
@@ -288,9 +293,10 @@ pub fn containers(
             running: cgroup.is_some_and(|cgroup| cgroup.populated),
             created: cgroup.is_some() || container.runtime_id.is_some() || pod.finished,
             finished: pod.finished,
-            threads: threads(pod, decision.container, assigned.as_ref()),
+            threads: threads(pod, decision.container, lasts),
+            upcoming: upcoming.cloned(),
             bindings: pod.binding_advice(decision.container, assigned.as_ref()),
-            ranks: pod::rank_environment(pod, decision.container, assigned.as_ref(), topology),
+            ranks: pod::rank_environment(pod, decision.container, lasts, topology),
             assigned,
             injected: None,
             required: pod::is_required(pod),
@@ -303,6 +309,14 @@ pub fn containers(
         });
     }
     states
+}
+
+/// The CPUs that a container keeps: whoever sizes a thread pool now shall size it for those that a pending shrink will leave.
+fn lasting<'a>(upcoming: Option<&'a CpuSet>, assigned: Option<&'a CpuSet>) -> Option<&'a CpuSet> {
+    match upcoming {
+        Some(left) => Some(left).filter(|left| !left.is_empty()),
+        None => assigned,
+    }
 }
 
 /// The pods with CPUs in the ledger, except known pods.

@@ -1,5 +1,7 @@
 //! [`entitlement`]: whether a container gets exclusive CPUs.
 
+use std::time::Duration;
+
 use serde::{Deserialize, Serialize};
 
 use super::cpu_preferences::{SINGLE_CORES, wants_single_cores};
@@ -10,6 +12,7 @@ use super::{
     ContainerWish, Pod, RecognizedPod, Selector,
 };
 use crate::cpu::MAX_CPU;
+use crate::text::duration;
 
 /// The CPUs that policy grants to a container, with the reason in a sentence.
 ///
@@ -94,7 +97,14 @@ pub struct Policy {
     /// Whether pods may ask for a single CPU of each core (`pinfold.io/cores: single`), which takes the siblings, too, although
     /// the scheduler may have promised them to other pods.
     pub single_cores: bool,
+    /// How long a running container keeps CPUs that a resize has taken from it, so that its program can prepare: at most
+    /// [`LONGEST_SHRINK_DELAY`].
+    #[serde(with = "duration")]
+    pub shrink_delay: Duration,
 }
+
+/// The longest delay of a shrink. Until its end, the scheduler may already count on CPUs that are not free.
+pub const LONGEST_SHRINK_DELAY: Duration = Duration::from_secs(10);
 
 impl Default for Policy {
     fn default() -> Self {
@@ -102,6 +112,8 @@ impl Default for Policy {
             selector: None,
             training_only: true,
             single_cores: true,
+            // A training program looks between two steps, and most steps take less.
+            shrink_delay: Duration::from_secs(5),
         }
     }
 }

@@ -65,8 +65,8 @@ pub use container_cpus::{ContainerCpus, ContainerWish};
 pub use cpu_preferences::{Balancing, CpuPreferences, MemoryPolicy, cpu_preferences};
 pub use description::{Container, ContainerIds, ContainerKind, EnvSource, Pod, Qos, Resources};
 pub use entitlement::{
-    Entitlement, MOST_CPUS, Obstacle, Policy, Training, entitlement, is_denied, is_required,
-    training, wants_shared,
+    Entitlement, LONGEST_SHRINK_DELAY, MOST_CPUS, Obstacle, Policy, Training, entitlement,
+    is_denied, is_required, training, wants_shared,
 };
 pub use from_k8s::PodError;
 pub use keys::{ContainerKey, ObjectName};

@@ -143,6 +143,7 @@ pub(crate) fn state(pod: &str, cgroup: &str, cpus: &CpuSet) -> ContainerState {
         finished: false,
         at_start: None,
         repaired: None,
+        upcoming: None,
         observed: None,
     }
 }

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use nix::sys::signal::Signal;
 use pinfold::cpu::CpuSet;
 use pinfold::nri::{
-    Container, LinuxContainer, LinuxCpu, LinuxMemory, LinuxPodSandbox, LinuxResources,
+    Container, LinuxContainer, LinuxCpu, LinuxMemory, LinuxPodSandbox, LinuxResources, Mount,
     OptionalInt64, OptionalUInt64, PodSandbox,
 };
 use pinfold::scene::definition;
@@ -41,6 +41,8 @@ struct Created {
 
 #[derive(Clone, PartialEq, Message)]
 struct Adjustment {
+    #[prost(message, repeated, tag = "3")]
+    mounts: Vec<Mount>,
     #[prost(message, repeated, tag = "4")]
     env: Vec<Variable>,
     #[prost(message, optional, tag = "6")]
@@ -76,6 +78,7 @@ struct Update {
 pub(crate) struct CreatedContainer {
     pub(crate) cpus: Option<CpuSet>,
     pub(crate) env: BTreeMap<String, String>,
+    pub(crate) mounts: Vec<Mount>,
 }
 
 // === impl CreatedContainer ===
@@ -93,6 +96,7 @@ impl CreatedContainer {
         Self {
             cpus: cpus.map(|cpus| cpus.parse().unwrap()),
             env: env.collect(),
+            mounts: adjust.mounts,
         }
     }
 }

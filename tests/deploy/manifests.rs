@@ -157,7 +157,11 @@ fn overlays_change_only_the_daemonset() {
         paths
     };
     let observed = ["/sys/fs/cgroup", "/var/lib/kubelet/pod-resources"];
-    let written = ["/sys/devices/virtual/workqueue", "/var/run/nri"];
+    let written = [
+        "/run/pinfold",
+        "/sys/devices/virtual/workqueue",
+        "/var/run/nri",
+    ];
     let systemd = ["/run/dbus"];
     let sorted = |mut paths: Vec<&'static str>| {
         paths.sort_unstable();

@@ -152,6 +152,7 @@ fn container(root: &Path, name: &str, role: PodRole, own: Option<&str>) -> Conta
         finished: false,
         at_start: None,
         repaired: None,
+        upcoming: None,
         observed: None,
     }
 }

@@ -5,16 +5,20 @@ use std::cell::RefCell;
 use std::collections::{BTreeMap, BTreeSet};
 use std::rc::Rc;
 use std::sync::Arc;
+use std::time::Duration;
 
 use pinfold::agent::world::{PendingAssignments, PodStore};
 use pinfold::agent::{PodKey, PodSource, PodsChange, PodsUpdate};
 use pinfold::cpu::TopologyFacts;
 use pinfold::cpu::{CpuSet, Numbering, Placer, Shape as Machine, SharedMinimum, Topology};
 use pinfold::host::cgroup::{PartitionKind as Made, PodCgroup};
-use pinfold::pin::decide::{DecisionContext, DecisionInput, Decisions, KubeletCpus, decide};
+use pinfold::pin::decide::{
+    AnnouncedShrinks, DecisionContext, DecisionInput, Decisions, KubeletCpus, decide,
+};
 use pinfold::pin::{AssignmentRecord, Enforcement, Ledger, Observed, Reason, Step, plan};
 use pinfold::pod::{
-    Container, ContainerIds, ContainerKind, CpuPreferences, Pod, PodList, Policy, Resources,
+    CONTAINER_CPUS_ANNOTATION, Container, ContainerIds, ContainerKind, CpuPreferences, Pod,
+    PodList, Policy, Resources,
 };
 
 use super::kernel::{
@@ -40,6 +44,8 @@ pub(crate) enum Shape {
     InitBesideOwner,
     /// A container with half a CPU, which is never pinned.
     Shared,
+    /// A Burstable pod: a container on shared CPUs beside one that owns its CPUs by an annotation.
+    OneOwner(u64),
 }
 
 // === impl Shape ===
@@ -58,6 +64,7 @@ impl Shape {
             }
             Self::InitBesideOwner => vec![(Sidecar, 1000), (Init, 1000), (App, 500)],
             Self::Shared => vec![(App, 500)],
+            Self::OneOwner(cpus) => vec![(App, 500), (App, cpus * 1000)],
         }
     }
 }
@@ -89,6 +96,8 @@ pub(crate) struct World {
     pub(crate) endangered: bool,
     /// CPUs that were lost through a foreign program.
     pub(crate) forfeited: Cpus,
+    /// What the file `cpus` of a container says, by pod and container, and whether the container's program has begun.
+    pub(crate) files: BTreeMap<(usize, usize), (Cpus, bool)>,
 }
 
 /// [`Enforcement`], with an order and a hash.
@@ -109,6 +118,8 @@ pub(crate) struct Setup {
     pub(crate) mutate: fn(Vec<Step>) -> Vec<Step>,
     /// A mistake of the node that turns work on.
     pub(crate) flaw: Option<Flaw>,
+    /// Whether the CPUs of a shrink go only after a delay, which the act `Elapse` ends.
+    pub(crate) delays: bool,
     /// The pods in the observed state of the last node turn, for a flaw.
     pub(crate) earlier: RefCell<BTreeMap<String, PodCgroup>>,
     machines: RefCell<BTreeMap<Cpus, Rc<(Topology, Placer)>>>,
@@ -182,6 +193,7 @@ impl Setup {
             shapes: shapes.to_vec(),
             mutate: |steps| steps,
             flaw: None,
+            delays: false,
             earlier: RefCell::default(),
             machines,
         }
@@ -203,6 +215,7 @@ impl Setup {
             refused: BTreeSet::new(),
             endangered: false,
             forfeited: 0,
+            files: BTreeMap::new(),
         }
     }
 
@@ -254,6 +267,12 @@ impl Setup {
             .into(),
             ..Pod::default()
         };
+        let has_one_owner = matches!(self.shapes[index], Shape::OneOwner(_));
+        if has_one_owner {
+            let wish = "c0=shared,c1=exclusive".to_owned();
+            pod.annotations
+                .insert(CONTAINER_CPUS_ANNOTATION.to_owned(), wish);
+        }
         for (number, (kind, cpu)) in self.shapes[index].containers().into_iter().enumerate() {
             let last = number + 1 == self.shapes[index].containers().len();
             let cpu = Some(if state.grown && last { cpu + 1000 } else { cpu });
@@ -262,7 +281,7 @@ impl Setup {
                 name: format!("c{number}"),
                 kind,
                 resources: Resources {
-                    cpu_request: cpu,
+                    cpu_request: cpu.filter(|_| !has_one_owner || last),
                     cpu_limit: cpu,
                     memory_request: memory,
                     memory_limit: memory,
@@ -315,12 +334,31 @@ impl Setup {
         self.plan_with(world, &self.store(world), &PendingAssignments::default())
     }
 
+    /// The policy of the agent.
+    pub(crate) fn policy(&self) -> Policy {
+        let seconds = if self.delays { 3600 } else { 0 };
+        Policy {
+            shrink_delay: Duration::from_secs(seconds),
+            ..Policy::default()
+        }
+    }
+
     /// The plan of a node turn with the given pods, composed of the parts that a turn uses.
     pub(crate) fn plan_with(
         &self,
         world: &World,
         store: &PodStore,
         pending: &PendingAssignments,
+    ) -> Planned {
+        self.plan_knowing(world, store, (pending, &AnnouncedShrinks::default()))
+    }
+
+    /// As `plan_with`, by an agent that has announced some shrinks.
+    pub(crate) fn plan_knowing(
+        &self,
+        world: &World,
+        store: &PodStore,
+        (pending, shrinks): (&PendingAssignments, &AnnouncedShrinks),
     ) -> Planned {
         let pods = store.known();
         let (observed, mut ledger) = Observed::new(world.kernel.scan(), &pods);
@@ -336,7 +374,7 @@ impl Setup {
                 memory_nodes: &machine.0.memory_nodes(),
                 reserved: &set(self.reserved(world)),
                 shared_minimum: SharedMinimum::default(),
-                policy: &Policy::default(),
+                policy: &self.policy(),
                 preferences: &CpuPreferences::default(),
                 devices: &BTreeMap::new(),
                 ids_settled: true,
@@ -348,6 +386,7 @@ impl Setup {
             here: Some(&here),
             known: Some(&known),
             moves: 0,
+            shrinks: (self.delays && kubelet.is_none()).then_some(shrinks),
         };
         let mut decisions = decide(&inputs, &ledger);
         match world.enforcement {
@@ -576,6 +615,25 @@ impl World {
         let mut free = pods.filter(|pod| pod.mark.is_none());
         self.enforcement == ModelEnforcement::Cpuset
             && free.any(|pod| pod.cpus != 0 && shared & !pod.cpus != 0)
+    }
+
+    /// No program runs on a CPU that the file of its container does not name.
+    pub(crate) fn files_name_cpus(&self) -> Result<(), String> {
+        for ((pod, at), (named, begun)) in &self.files {
+            let leaves = (0..2).map(|incarnation| kernel::leaf_node(*pod, *at, incarnation));
+            for leaf in leaves.filter(|leaf| *begun && self.kernel.get(*leaf).is_some()) {
+                let effective = self.kernel.effective(leaf);
+                if effective & !named != 0 {
+                    return Err(format!(
+                        "{} runs on {}, and its file names {}",
+                        kernel::path(leaf),
+                        set(effective),
+                        set(*named)
+                    ));
+                }
+            }
+        }
+        Ok(())
     }
 
     /// The containers' cgroups of a pod.

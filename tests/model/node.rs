@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use pinfold::agent::kernel::Kernel;
 use pinfold::agent::turn::{self, NeedsAllPods, TurnContext, TurnEnd, TurnResult};
-use pinfold::agent::world::{CgroupChanges, Heartbeat, PodStore, World as AgentWorld};
+use pinfold::agent::world::{CgroupChanges, Heartbeat, LiveValues, PodStore, World as AgentWorld};
 use pinfold::cpu::{CpuSet, Placer, SharedMinimum, Topology};
 use pinfold::host::cgroup::{CgroupError, Cpuset, PodCgroup, PodSurroundings};
 use pinfold::metrics::AgentMetrics;
@@ -19,7 +19,7 @@ use pinfold::pod::{CpuPreferences, ObjectName, Policy};
 
 use super::agent::{Held, Outcome, Planned, Setup, World};
 use super::events::Event;
-use super::kernel::{node_of, path, pod_node, set, uid_of};
+use super::kernel::{bits, node_of, path, pod_node, set, uid_of};
 use super::machine::{Broken, Watch, excused, list, moment};
 
 /// A mistake of a node.
@@ -31,6 +31,8 @@ pub(crate) enum Flaw {
     UnnotedShares,
     /// A node turn that yields does not read the written owners again.
     StaleOwners,
+    /// The live files keep what they say at a container's creation.
+    OldFiles,
 }
 
 /// The events during a turn.
@@ -44,6 +46,8 @@ pub(crate) struct Orders {
     pub(crate) stale: bool,
     /// Cgroups, as bits, whose program has not begun.
     pub(crate) waiting: u32,
+    /// Whether the live files must name each CPU that the kernel allows: nobody but the agent has changed anything.
+    pub(crate) has_files: bool,
 }
 
 /// One of the agent's turns.
@@ -125,6 +129,7 @@ impl Orders {
         interruption: None,
         stale: false,
         waiting: 0,
+        has_files: false,
     };
 }
 
@@ -196,6 +201,22 @@ impl Setup {
             done: run.done,
             is_cut: run.is_cut,
         })
+    }
+
+    /// Makes the live files of a container that is being created.
+    pub(crate) fn open_live_files(
+        &self,
+        world: &mut World,
+        state: &mut AgentWorld,
+        (of, cpus): ((&str, &str), &CpuSet),
+    ) {
+        let node = ModelNode::new(self, Turn::Start(of.0), Run::new(world, Orders::NONE));
+        let values = LiveValues {
+            cpus: cpus.clone(),
+            upcoming: cpus.clone(),
+            ..LiveValues::default()
+        };
+        state.open_live_files(&node, of, &values);
     }
 
     /// Reads a pod that the runtime has just reported.
@@ -304,11 +325,20 @@ impl<'a> Run<'a> {
             return Err(format!("a step of the plan did not come off: {outcome:?}"));
         }
         moment(world)?;
+        if self.orders.has_files && !self.interrupted {
+            world.files_name_cpus()?;
+        }
         if !stale {
             watch.look(world, step)?;
         }
         Ok(outcome)
     }
+}
+
+/// The pod and the container of a live file.
+fn file_key(uid: &str, container: &str) -> (usize, usize) {
+    let at = container.trim_start_matches('c');
+    (uid.parse().unwrap(), at.parse().unwrap())
 }
 
 fn widens_shared(step: &Step) -> bool {
@@ -354,7 +384,7 @@ impl<'a> ModelNode<'a> {
             memory_nodes: machine.0.memory_nodes(),
             machine,
             reserved: set(setup.reserved(world)),
-            policy: Policy::default(),
+            policy: setup.policy(),
             preferences: CpuPreferences::default(),
             devices: BTreeMap::new(),
             enforcement: world.enforcement.enforcement(),
@@ -494,6 +524,35 @@ impl Kernel for ModelNode<'_> {
 
     fn workqueue_cpus(&self) -> Option<CpuSet> {
         None
+    }
+
+    fn live_folders(&self) -> Vec<(String, Vec<String>)> {
+        let run = self.run.borrow();
+        let files = run.world.files.keys();
+        let folder = |(pod, at): &(usize, usize)| (pod.to_string(), vec![format!("c{at}")]);
+        files.map(folder).collect()
+    }
+
+    fn make_live_folder(&self, uid: &str, container: &str) -> Result<(), String> {
+        let files = &mut self.run.borrow_mut().world.files;
+        files.insert(file_key(uid, container), (0, false));
+        Ok(())
+    }
+
+    fn write_live_file(
+        &self,
+        (uid, container): (&str, &str),
+        name: &str,
+        text: Option<&str>,
+    ) -> Result<(), String> {
+        let files = &mut self.run.borrow_mut().world.files;
+        let file = files.get_mut(&file_key(uid, container));
+        let (cpus, begun) = file.ok_or("no folder")?;
+        let is_flawed = self.setup.flaw == Some(Flaw::OldFiles) && *begun;
+        if let ("cpus", Some(text), false) = (name, text, is_flawed) {
+            *cpus = bits(&text.trim().parse::<CpuSet>().unwrap());
+        }
+        Ok(())
     }
 
     fn apply(&self, steps: Vec<Step>, go_on: &mut dyn FnMut(&Step) -> bool) -> Vec<AppliedStep> {

@@ -39,6 +39,8 @@ pub(crate) enum Act {
     RestartBeforeList,
     /// The API server's list arrives.
     List,
+    /// The delays of all announced shrinks are over.
+    Elapse,
     /// The runtime waits for the answer to a request.
     Ask(Request),
     /// The agent is killed after this number of steps for a request, and restarts.
@@ -293,6 +295,13 @@ impl<'a> Agent<'a> {
         self.state = self.setup.state(self.store(&self.world));
     }
 
+    /// Notes whether a container's program runs, for the check of its live file.
+    fn begins(&mut self, container: (usize, usize), begun: bool) {
+        if let Some(file) = self.world.files.get_mut(&container) {
+            file.1 = begun;
+        }
+    }
+
     /// The runtime reports a pod.
     fn tell(&mut self, pod: usize) {
         let uid = pod.to_string();
@@ -388,6 +397,9 @@ impl<'a> Agent<'a> {
         let pinned = self.pinned();
         let came = self.act(act)?;
         self.has_one_owner()?;
+        if !self.may_drift {
+            self.world.files_name_cpus()?;
+        }
         self.stay(&pinned, act)?;
         Ok(came)
     }
@@ -416,6 +428,7 @@ impl<'a> Agent<'a> {
                 let all = self.all_of_runtime();
                 self.state.take_runtime(all);
             }
+            Act::Elapse => self.state.end_delays(),
             Act::List if self.list == ApiList::Never => {}
             Act::List => {
                 self.list = ApiList::Arrived;
@@ -453,6 +466,7 @@ impl<'a> Agent<'a> {
             Act::End(pod, container) => {
                 self.runtime[pod].as_mut().unwrap()[container] = None;
                 self.ended.insert((pod, container), false);
+                self.begins((pod, container), false);
                 self.world.happen(Event::End(pod, container));
                 self.tell(pod);
             }
@@ -583,6 +597,7 @@ impl<'a> Agent<'a> {
             }
             Event::Remove(pod) => {
                 self.resized.remove(&pod);
+                (0..CONTAINERS).for_each(|at| self.begins((pod, at), false));
                 self.runtime[pod] = None;
                 self.ended.retain(|(of, _), _| *of != pod);
                 self.describe();
@@ -678,6 +693,7 @@ impl<'a> Agent<'a> {
                 let result = self.run_for_request(Turn::Start(&uid), &mut left)?;
                 let one = self.change(pod, at).unwrap();
                 (one.started, one.answer) = (true, None);
+                self.begins((pod, at), true);
                 let Some(result) = result else {
                     return Ok(true);
                 };
@@ -690,7 +706,9 @@ impl<'a> Agent<'a> {
     /// The plan of a turn about all pods that would run now.
     fn plan(&self) -> Planned {
         let (pods, pending) = (self.state.pods(), self.state.pending());
-        self.setup.plan_with(&self.world, pods, pending)
+        let shrinks = self.state.announced_shrinks();
+        self.setup
+            .plan_knowing(&self.world, pods, (pending, &shrinks))
     }
 
     /// A turn about the request's pod, then one about all pods if necessary. `None`: the agent was killed.
@@ -704,6 +722,7 @@ impl<'a> Agent<'a> {
             most: *left,
             stale: self.is_disturbed,
             waiting: self.waiting(),
+            has_files: !self.may_drift,
             ..Orders::NONE
         };
         let ran = self.setup.turn(
@@ -762,6 +781,7 @@ impl<'a> Agent<'a> {
         let planned = self.plan();
         let orders = Orders {
             most: *left,
+            has_files: !self.may_drift,
             ..Orders::NONE
         };
         let ran = self.setup.turn(
@@ -848,6 +868,15 @@ impl<'a> Agent<'a> {
                     "the answer is {cpus}, and the record of pod {pod} holds {recorded:?}"
                 ));
             }
+        }
+        if let (Some(cpus), true, false) = (
+            &cpus,
+            owns,
+            self.world.enforcement == ModelEnforcement::Observe,
+        ) {
+            let of = ((uid.as_str(), &*name(at)), cpus);
+            let (setup, world) = (self.setup, &mut self.world);
+            setup.open_live_files(world, &mut self.state, of);
         }
         let writable = cpus.filter(|cpus| {
             let available = result.decisions.desired.available();
@@ -996,6 +1025,7 @@ impl<'a> Agent<'a> {
         for _ in 0..4 {
             let planned = self.plan();
             blocked |= self.setup.is_hopeless(&self.world, &planned);
+            self.state.end_delays();
             self.go(Act::Reconcile)?;
         }
         let planned = self.plan();

@@ -10,19 +10,19 @@ use super::{ALL, ALL_V1, PLAIN};
 use Act::{Appear, Ask, End, Fail, Happen, Reconcile, Run, Unheard};
 use Request::{Create, Start};
 
-fn begin<const N: usize>(acts: [Act; N]) -> Vec<Act> {
+pub(crate) fn begin<const N: usize>(acts: [Act; N]) -> Vec<Act> {
     let mut all = vec![Reconcile];
     all.extend(acts);
     all
 }
 
-fn and(mut acts: Vec<Act>, more: impl IntoIterator<Item = Act>) -> Vec<Act> {
+pub(crate) fn and(mut acts: Vec<Act>, more: impl IntoIterator<Item = Act>) -> Vec<Act> {
     acts.extend(more);
     acts
 }
 
 /// Every history with this number of acts after a start.
-fn every(setup: &Setup, start: &[Act], menu: Menu, length: usize) -> usize {
+pub(crate) fn every(setup: &Setup, start: &[Act], menu: Menu, length: usize) -> usize {
     let mut level = vec![start.to_vec()];
     let mut count = 0;
     for _ in 0..=length {
@@ -33,7 +33,13 @@ fn every(setup: &Setup, start: &[Act], menu: Menu, length: usize) -> usize {
             let quiet = agent.quiet();
             quiet.unwrap_or_else(|rule| panic!("{}", told(&rule, &acts, &agent.world)));
             let (own, others) = agent.acts(menu);
-            for act in own.into_iter().chain(others).chain([Reconcile]) {
+            let elapse = setup.delays.then_some(Act::Elapse);
+            for act in own
+                .into_iter()
+                .chain(others)
+                .chain([Reconcile])
+                .chain(elapse)
+            {
                 if acts.last() != Some(&act) {
                     next.push(and(acts.clone(), [act]));
                 }

@@ -114,7 +114,13 @@ impl Settings {
             more: std::env::var("PINFOLD_TEST_ENFORCEMENT")
                 .map(|enforcement| vec![format!("--enforcement={enforcement}")])
                 .unwrap_or_default(),
-            environment: Vec::new(),
+            // The folder is the node's, and another agent may use it.
+            environment: [
+                ("PINFOLD_LIVE_FILES", "false"),
+                ("PINFOLD_LIVE_DIR", "/proc/nowhere"),
+            ]
+            .map(|(name, value)| (name.to_owned(), value.to_owned()))
+            .to_vec(),
         }
     }
 

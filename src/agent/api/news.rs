@@ -2,8 +2,8 @@
 //! on.
 //!
 //! An Event reports a change of a container's exclusive CPUs: assigned, moved, released, or refused
-//! by policy, by the kernel or for a lack of CPUs. Further Events report repaired drift, and a
-//! thread variable that the user set. What was so before the agent's start causes no Event, so a
+//! by policy, by the kernel or for a lack of CPUs. Further Events report repaired drift, another
+//! number of threads that would be right, and a thread variable that the user set. What was so before the agent's start causes no Event, so a
 //! restart sends none.
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -19,6 +19,7 @@ use crate::pin::decide::RefusalSource;
 use crate::pin::snapshot::ContainerState;
 use crate::pin::{DriftCause, Enforcement, Snapshot};
 use crate::pod::Pod;
+use crate::text::counted;
 
 /// Sends the Events of every snapshot to the recorder, until the agent stops.
 pub(super) async fn tell(
@@ -72,6 +73,8 @@ struct ReportedContainer {
     /// Whether the container was ever pinned in the cgroup.
     was_pinned: bool,
     refused: Option<RefusalSource>,
+    /// The intra-op threads of each process that were right; `None` if unknown.
+    threads: Option<usize>,
     kept: Vec<String>,
     bindings: Vec<String>,
     repaired: u64,
@@ -166,6 +169,7 @@ impl ReportedContainer {
         if !same_cgroup {
             self.cgroup = Some(cgroup.clone());
             (self.pinned, self.was_pinned, self.repaired) = (None, false, 0);
+            self.threads = None;
         }
         self.repairs(container, &mut news);
         match pinned(container, snapshot.enforcement) {
@@ -211,6 +215,7 @@ impl ReportedContainer {
                 }));
             }
         }
+        news.extend(self.thread_count(container));
         if container.threads.kept != self.kept {
             self.kept.clone_from(&container.threads.kept);
             if !old && !self.kept.is_empty() {
@@ -226,6 +231,31 @@ impl ReportedContainer {
             }
         }
         news
+    }
+
+    /// The news that another number of threads is right than so far, after the container's CPUs have changed or will.
+    fn thread_count(&mut self, container: &ContainerState) -> Option<EventContent> {
+        let now = container.threads.threads?;
+        let before = self.threads.replace(now)?;
+        if now == before || !self.was_pinned {
+            return None;
+        }
+        let cpus = match (&container.upcoming, container.own()) {
+            (Some(left), _) if left.is_empty() => "it will run on shared CPUs".to_owned(),
+            (Some(left), _) => format!("it will keep only {}", left.in_words()),
+            (None, Some(own)) => format!("it has {}", own.in_words()),
+            (None, None) => "it runs on shared CPUs".to_owned(),
+        };
+        Some(EventContent {
+            warning: false,
+            action: "SizeThreads",
+            reason: "ThreadCountChanged",
+            note: format!(
+                "should now use {} in each process instead of {before}, because {cpus}; its environment keeps the number from \
+                 its start, and a program that can follow finds the present one in /run/pinfold/threads",
+                counted(now, "intra-op thread")
+            ),
+        })
     }
 
     fn repairs(&mut self, container: &ContainerState, news: &mut Vec<EventContent>) {

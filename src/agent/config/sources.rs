@@ -29,6 +29,10 @@ pub struct Runtime {
     pub socket: PathBuf,
     /// The plugin's index, 0 to 99. Later plugins see and overrule the choices of earlier ones.
     pub index: u8,
+    /// Whether pinned containers get a folder of live files, which name their CPUs.
+    pub live_files: bool,
+    /// The folder on the node that holds these folders.
+    pub live_dir: PathBuf,
 }
 
 impl Default for Runtime {
@@ -37,6 +41,8 @@ impl Default for Runtime {
             nri: AutoSwitch::Auto,
             socket: PathBuf::from(nri::SOCKET),
             index: 90,
+            live_files: true,
+            live_dir: PathBuf::from("/run/pinfold"),
         }
     }
 }
@@ -52,6 +58,11 @@ impl Runtime {
         }
     }
 
+    /// The folder for live files; `None` if no container gets any, because they are off or the runtime is not asked.
+    pub fn live_folder(&self) -> Option<&Path> {
+        (self.live_files && self.wanted()).then_some(&*self.live_dir)
+    }
+
     pub(super) fn check(&self) -> anyhow::Result<()> {
         anyhow::ensure!(
             self.index <= 99,
@@ -63,6 +74,12 @@ impl Runtime {
             "runtime.socket {:?} is no absolute path: write it like {}",
             self.socket,
             nri::SOCKET
+        );
+        // The container runtime mounts by this path, too.
+        anyhow::ensure!(
+            self.live_dir.is_absolute(),
+            "runtime.liveDir {:?} is no absolute path: write it like /run/pinfold",
+            self.live_dir
         );
         Ok(())
     }

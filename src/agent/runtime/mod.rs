@@ -11,6 +11,7 @@
 
 mod api_wait;
 mod link;
+mod live_mount;
 mod plugin_handler;
 mod reduced;
 

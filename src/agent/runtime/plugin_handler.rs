@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 use tokio::sync::{mpsc, oneshot, watch};
 
 use super::api_wait::ApiWait;
+use super::live_mount::LiveMounts;
 use super::reduced::{INJECTED, annotation_values, reduced_container, reduced_pod};
 use crate::agent::api::{ApiPods, ClusterLink};
 use crate::agent::event::{AgentEvent, CreateAnswer, RuntimePod, RuntimeUpdate};
@@ -50,6 +51,7 @@ pub(super) struct PluginHandler {
     kubelet: KubeletLink,
     inventory: Mutex<Inventory>,
     metrics: AgentMetrics,
+    live_mounts: LiveMounts,
     started_at: Instant,
 }
 
@@ -72,6 +74,7 @@ impl PluginHandler {
             kubelet,
             inventory,
             metrics,
+            live_mounts: LiveMounts::default(),
             started_at,
         }
     }
@@ -209,11 +212,12 @@ impl PluginHandler {
             training,
             threads,
             ranks,
+            live_folder,
             ..
         } = admission;
         let mut env = threads.variables;
         if training {
-            env.extend(ranks);
+            env.extend(ranks.map(|ranks| ranks.variables).unwrap_or_default());
             env.extend(
                 cpus.as_ref()
                     .map(|cpus| (CPUS.to_owned(), cpus.to_string())),
@@ -239,6 +243,7 @@ impl PluginHandler {
         ContainerAdjustment {
             env,
             annotations,
+            mounts: self.live_mounts.of(container, live_folder.as_deref()),
             cpu,
         }
     }

@@ -49,6 +49,8 @@ pub(super) fn reduced_container(container: &Container) -> Container {
             .collect(),
         args: reduced_arguments(&container.args, ARGUMENTS),
         env: variables(container),
+        // Only the answer to the creation depends on them.
+        mounts: Vec::new(),
         linux: container.linux.clone(),
         pid: container.pid,
         created_at: container.created_at,

@@ -60,7 +60,9 @@ pub fn admit(
     if is_lacking(&decisions) && world.forget_ended_owners(kernel) {
         decisions = decide(world);
     }
-    if is_lacking(&decisions) && may_free_cpus(world, kernel, context)
+    let needs_shrinks = is_lacking(&decisions) && end_delays(world, context, (uid, container));
+    if needs_shrinks
+        || is_lacking(&decisions) && may_free_cpus(world, kernel, context)
         || !decisions.moves.is_empty()
     {
         return Err(NeedsAllPods);
@@ -80,6 +82,30 @@ pub fn admit(
         drift: Vec::new(),
         lost: world.ledger.lost.clone(),
         errors,
+    })
+}
+
+/// Ends the delays of shrinks that keep CPUs from a container which could have all of its own otherwise. Returns whether any has
+/// ended.
+fn end_delays(
+    world: &mut World,
+    context: &TurnContext<'_>,
+    (uid, container): (&str, &str),
+) -> bool {
+    let delay = context.node.policy.shrink_delay;
+    if delay.is_zero() {
+        return false;
+    }
+    // A shrink may be so new that no turn has announced it.
+    let pods = world.pods_list();
+    let decisions = world.decide(context.node, (&pods, world.observed()), 0);
+    world.note_shrinks(&decisions, None, delay);
+    let own: PodList = world.pods().pod(uid).into_iter().collect();
+    world.end_delays_for(|world, ledger| {
+        let only = world.observed().only(uid).unwrap_or_default();
+        let decisions = world.decide_with(context.node, (&own, &only), 0, ledger);
+        let gets = decision(&own, uid, container, &decisions);
+        gets.is_some_and(|decision| !lacks(decision))
     })
 }
 

@@ -94,6 +94,7 @@ fn run(
     is_urgent: &mut dyn FnMut() -> bool,
 ) -> Result<TurnResult, EarlyEnd> {
     let (begun, mut errors) = (Instant::now(), Vec::new());
+    world.live.list(kernel);
     observe(world, kernel, is_urgent, &mut errors)?;
     if !world.update_must_decide() {
         return Err(EarlyEnd::Unchanged);
@@ -106,6 +107,7 @@ fn run(
         mut decisions,
         steps,
     } = planned;
+    world.note_shrinks(&decisions, None, context.node.policy.shrink_delay);
     let lost = world.ledger.lost.clone();
     note_moves(world, &decisions);
     world.note_drift(&drift);
@@ -116,6 +118,7 @@ fn run(
     let may_end = drift.is_empty() && decisions.moves.is_empty() && !world.is_first;
     let mut is_urgent = || may_end && is_urgent();
     let owned = world.ledger.exclusive();
+    world.write_live_cpus(kernel, &decisions, None);
     let applied = apply(world, kernel, steps, &mut is_urgent);
     errors.extend(world.account(&applied));
     let is_complete = applied.len() == count;
@@ -142,6 +145,9 @@ fn run(
             world.recently_assigned = recent.union(&world.ledger.exclusive());
         }
         return Err(end);
+    }
+    if !applied.is_empty() {
+        world.write_live_cpus(kernel, &decisions, None);
     }
     note_drift_left(world, context, &applied);
     world.forget_ended_unrecorded();

@@ -9,7 +9,7 @@ use crate::agent::kernel::Kernel;
 use crate::cpu::{CpuSet, Topology};
 use crate::host::cgroup::ContainerCgroup;
 use crate::pin::decide::{DecisionContext, DecisionInput, Decisions, decide};
-use crate::pin::{self, Drift, DriftInput, Enforcement, Observed};
+use crate::pin::{self, Drift, DriftInput, Enforcement, Ledger, Observed};
 use crate::pod::RecognizedPod;
 
 /// The moves within this time are limited.
@@ -56,7 +56,21 @@ impl World {
         (pods, observed): (&[Arc<RecognizedPod>], &Observed),
         moves: usize,
     ) -> Decisions {
-        let ledger = &self.ledger;
+        self.decide_with(context, (pods, observed), moves, &self.ledger)
+    }
+
+    /// As `decide`, with another ledger than the present one.
+    pub(in crate::agent) fn decide_with(
+        &self,
+        context: DecisionContext<'_>,
+        (pods, observed): (&[Arc<RecognizedPod>], &Observed),
+        moves: usize,
+        ledger: &Ledger,
+    ) -> Decisions {
+        let has_delay = !context.policy.shrink_delay.is_zero()
+            && context.kubelet.is_none()
+            && context.enforcement != Enforcement::Observe;
+        let shrinks = has_delay.then(|| self.announced_shrinks());
         let here = self.pods.here(observed, &self.pending, pods);
         let known = self.pods.known_pods(observed, pods, context.ids_settled);
         let input = DecisionInput {
@@ -68,6 +82,7 @@ impl World {
             here: Some(&here),
             known: Some(&known),
             moves,
+            shrinks: shrinks.as_ref(),
         };
         let mut decisions = decide(&input, ledger);
         if context.kubelet.is_some() {

@@ -120,6 +120,7 @@ fn state(cgroup: String, number: u32) -> ContainerState {
         finished: false,
         at_start: None,
         repaired: None,
+        upcoming: None,
         observed: None,
     }
 }

@@ -7,11 +7,12 @@ use serde::Serialize;
 
 use super::known::{Description, KnownPod, KnownPods};
 use super::kubelet_entitlement::{self as kubelet, KubeletCpus};
+use super::shrink::{self, AnnouncedShrinks};
 use crate::cpu::{CpuSet, Placer, SharedMinimum, Topology};
 use crate::pin::{Enforcement, Ledger};
 use crate::pod::{
-    self, Container, ContainerKind, CpuPreferences, Entitlement, ObjectName, Policy, Qos,
-    Recognition, RecognizedPod,
+    self, Container, ContainerKey, ContainerKind, CpuPreferences, Entitlement, ObjectName, Policy,
+    Qos, Recognition, RecognizedPod,
 };
 
 /// How the note of a container begins that runs in the shared pool; the reason follows.
@@ -57,6 +58,8 @@ pub struct DecisionInput<'a> {
     pub known: Option<&'a KnownPods<'a>>,
     /// How many running containers may be moved now to make room.
     pub moves: usize,
+    /// The shrinks that were announced to running programs. With `None`, as in a dry run, the CPUs go without a delay.
+    pub shrinks: Option<&'a AnnouncedShrinks>,
 }
 
 // === impl DecisionInput ===
@@ -113,6 +116,9 @@ pub(super) struct PodRequest<'a> {
     pub qos: Qos,
     pub recognition: Recognition,
     pub entitlements: Vec<Entitlement>,
+    /// The containers that keep their CPUs until their shrink was announced for long enough, each with the number of CPUs that
+    /// it will have then.
+    pub waiting: BTreeMap<String, u32>,
     /// Indices of containers without exclusive CPUs by policy, although the pod's author could
     /// expect CPUs.
     pub denied: BTreeSet<usize>,
@@ -137,6 +143,7 @@ impl<'a> PodRequest<'a> {
         );
         let known = uid.and_then(|uid| inputs.known_pod(uid));
         let recorded = ledger.assignments.get(&key);
+        let mut waiting = BTreeMap::new();
         let entitlement = |container: &Container| {
             if let Some(kubelet) = inputs.context.kubelet {
                 let facts = (kubelet, known, recorded);
@@ -146,10 +153,19 @@ impl<'a> PodRequest<'a> {
                 return kept;
             }
             let granted = pod::entitlement(pod, container, inputs.context.policy);
-            match known {
-                Some(known) => known.entitlement(container, granted, recorded),
-                None => granted,
+            let Some(known) = known else { return granted };
+            let granted = known.entitlement(container, granted, recorded);
+            let own = recorded.and_then(|recorded| recorded.containers.get(&container.name));
+            let Some(own) = own.filter(|_| known.is_running(container) && !pod.finished) else {
+                return granted;
+            };
+            let announced = inputs.shrinks.zip(uid);
+            let announced = announced.map(|(shrinks, uid)| (shrinks, uid, &*container.name));
+            let kept = announced.and_then(|of| shrink::kept_until_due(of, own, &granted));
+            if kept.is_some() {
+                waiting.insert(container.name.clone(), granted.cpus());
             }
+            kept.unwrap_or(granted)
         };
         let entitlements: Vec<Entitlement> = pod.containers.iter().map(entitlement).collect();
         let is_shared =
@@ -170,6 +186,7 @@ impl<'a> PodRequest<'a> {
             qos: pod.qos(),
             recognition: pod.recognition().clone(),
             entitlements,
+            waiting,
             denied,
             preferences,
             mistakes,
@@ -194,6 +211,10 @@ impl<'a> PodRequest<'a> {
         self.owed()
             .find(|(container, _)| container.name == name)
             .map(|(_, cpus)| cpus)
+    }
+
+    pub(super) fn container_key(&self, name: &str) -> ContainerKey {
+        ContainerKey::new(&self.key, name)
     }
 
     /// Whether the pod's description has the container.

@@ -40,6 +40,9 @@ pub struct KnownPod<'a> {
     pub stopped: BTreeSet<&'a str>,
     /// The containers with a process, and the CPUs on which they run. A container whose name nobody has told has its id here.
     pub running: BTreeMap<&'a str, &'a CpuSet>,
+    /// The containers with a process in the cgroup that is theirs now. While a container is replaced, its former cgroup may still
+    /// count as running.
+    pub current: BTreeSet<&'a str>,
 }
 
 /// What is known of the pods, by uid.
@@ -55,6 +58,12 @@ impl KnownPod<'_> {
             Some(listed) => listed.contains(name),
             None => self.running.contains_key(name),
         }
+    }
+
+    /// Whether a program of the container runs that could still do something with its CPUs.
+    pub(super) fn is_running(&self, container: &Container) -> bool {
+        let name = container.name.as_str();
+        !container.ended && self.exists(name) && self.current.contains(name)
     }
 
     /// Whether nothing is left of the container. It may come back.

@@ -3,13 +3,11 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use super::super::assignment::union;
-use super::input::{
-    ContainerMove, DecisionInput, IN_SHARED_POOL, Notes, PodRequest, RefusalSource, ShortfallNote,
-};
+use super::input::{ContainerMove, DecisionInput, Notes, PodRequest, RefusalSource, ShortfallNote};
 use super::known::Description;
-use crate::cpu::{
-    CoreKinds, Cores, CpuSet, Owner, Placement, PlacementRefusal, Request, SharedMinimum, cpu_count,
-};
+use super::shortfall::{Shortfall, shortfall};
+use super::shrink::WaitingShrinks;
+use crate::cpu::{CoreKinds, Cores, CpuSet, Owner, Placement, PlacementRefusal, Request};
 use crate::pin::{Ledger, PodAssignment};
 use crate::pod::ContainerIds;
 
@@ -33,6 +31,8 @@ pub(super) struct PlacementPass<'a> {
     /// Why containers get fewer CPUs than their entitlements, by pod index and container name.
     pub notes: Notes,
     pub moves: Vec<ContainerMove>,
+    /// The shrinks that wait, and what they will leave.
+    pub waiting: WaitingShrinks,
 }
 
 /// The recorded CPUs of a container that does not exist.
@@ -40,35 +40,6 @@ struct SpareCpus {
     cpus: CpuSet,
     /// Whether what no other container takes stays with the container.
     rest_stays: bool,
-}
-
-/// Why a container gets none of its missing CPUs.
-#[derive(Debug, thiserror::Error)]
-enum Shortfall {
-    #[error(transparent)]
-    Placement(#[from] PlacementRefusal),
-    /// Too few CPUs would be left to everybody else.
-    #[error(
-        "{}{} would leave {left} to everybody else, and at least {minimum} must stay shared (sharedMinimum is {configured})",
-        cpu_count(*.cpus),
-        with_idle(*.idle)
-    )]
-    SharedMinimum {
-        cpus: usize,
-        /// The siblings that would be kept idle.
-        idle: usize,
-        left: usize,
-        minimum: usize,
-        configured: SharedMinimum,
-    },
-}
-
-fn with_idle(siblings: usize) -> String {
-    match siblings {
-        0 => String::new(),
-        1 => " and an idle sibling".to_owned(),
-        siblings => format!(" and {siblings} idle siblings"),
-    }
 }
 
 // === impl PlacementPass ===
@@ -90,6 +61,7 @@ impl<'a> PlacementPass<'a> {
             spare: BTreeMap::new(),
             notes: BTreeMap::new(),
             moves: Vec::new(),
+            waiting: WaitingShrinks::new(),
         }
     }
 
@@ -226,8 +198,12 @@ impl<'a> PlacementPass<'a> {
         for (name, cpus) in &recorded.containers {
             let wanted = pod.wanted(name);
             if let Some(wanted) = wanted {
-                let kept = self.shrunk(pod, cpus, wanted);
+                let kept = self.shrunk(pod, (name, cpus), wanted);
                 mine.containers.insert(name.clone(), kept);
+                if let Some(left) = pod.waiting.get(name) {
+                    let left = self.shrunk(pod, (name, cpus), *left as usize);
+                    self.waiting.insert(pod.container_key(name), left);
+                }
                 continue;
             }
             let Some(known) = pod.known else {
@@ -263,10 +239,18 @@ impl<'a> PlacementPass<'a> {
         }
     }
 
-    /// The CPUs that a container keeps if it is entitled to `wanted`.
-    fn shrunk(&self, pod: &PodRequest<'_>, cpus: &CpuSet, wanted: usize) -> CpuSet {
+    /// The CPUs that a container keeps if it is entitled to `wanted`: those that were announced, if any.
+    fn shrunk(&self, pod: &PodRequest<'_>, (name, cpus): (&str, &CpuSet), wanted: usize) -> CpuSet {
         if wanted >= cpus.len() {
             return cpus.clone();
+        }
+        if wanted == 0 {
+            return CpuSet::new();
+        }
+        let announced = self.inputs.shrinks;
+        let announced = announced.and_then(|shrinks| shrinks.left(&pod.container_key(name)));
+        if let Some(left) = announced.filter(|left| left.len() == wanted && left.is_subset(cpus)) {
+            return left.clone();
         }
         // CPUs that are not on offer go first.
         let offered = Some(cpus.intersection(&self.available));
@@ -499,7 +483,7 @@ impl<'a> PlacementPass<'a> {
     }
 
     /// Places more CPUs for a container with CPUs. The new ones share a last-level cache with the
-    /// present ones if possible, else a NUMA node, and otherwise they can be anywhere. One kind of
+    /// present ones if possible, else a NUMA node, and otherwise as many as possible do. One kind of
     /// core comes before nearness, if the pod wants it. If the pod wants the fewest NUMA nodes, all
     /// CPUs of the container count.
     fn place_beside(&self, own: &CpuSet, request: &Request) -> Result<Placement, PlacementRefusal> {
@@ -519,8 +503,40 @@ impl<'a> PlacementPass<'a> {
         }
         // Farther CPUs of the same kind come before near CPUs of another kind.
         let anywhere = place(&free)?;
+        if placed.is_empty() {
+            let partly = |near: &CpuSet| self.place_partly(near, own, request);
+            let partly = near.iter().find_map(partly);
+            let cost = |placement: &Placement| {
+                let all = own.union(&placement.cpus);
+                (mixes(placement), self.inputs.context.placer.cost(&all))
+            };
+            let partly = partly.filter(|partly| cost(partly) <= cost(&anywhere));
+            return Ok(partly.unwrap_or(anywhere));
+        }
         let nearest = placed.into_iter().next().filter(|_| mixes(&anywhere));
         Ok(nearest.unwrap_or(anywhere))
+    }
+
+    /// Places more CPUs for a container with CPUs, where too few are free nearby: all of these, and the rest anywhere.
+    fn place_partly(&self, near: &CpuSet, own: &CpuSet, request: &Request) -> Option<Placement> {
+        let (placer, topology) = (self.inputs.context.placer, self.inputs.context.topology);
+        let missing = request.cpus.checked_sub(near.len())?;
+        let takes_any = request.cores == Cores::Preferred && near.is_subset(&topology.balanced());
+        if near.is_empty() || missing == 0 || !takes_any {
+            return None;
+        }
+        let rest = Request {
+            cpus: missing,
+            ..request.clone()
+        };
+        let free = self.free().difference(near);
+        let rest = placer.place_beside(&free, &own.union(near), &rest).ok()?;
+        let cpus = near.union(&rest.cpus);
+        Some(Placement {
+            cost: placer.cost(&cpus),
+            idle: CpuSet::new(),
+            cpus,
+        })
     }
 
     /// Moves running containers that may be moved, if that keeps a request from being split.
@@ -580,16 +596,5 @@ impl<'a> PlacementPass<'a> {
             });
         }
         true
-    }
-}
-
-/// The note of a container that could not get all of its CPUs.
-fn shortfall(own: &CpuSet, error: &Shortfall) -> String {
-    match own.len() {
-        0 => format!("{IN_SHARED_POOL}{error}"),
-        count => format!(
-            "keeps the {} that it has, and gets no more: {error}",
-            cpu_count(count)
-        ),
     }
 }

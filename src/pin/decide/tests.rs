@@ -120,6 +120,7 @@ impl TestNode {
             here: None,
             known: None,
             moves: 0,
+            shrinks: None,
         }
     }
 }
@@ -477,6 +478,7 @@ fn each_container_of_a_pod_has_the_fewest_numa_nodes_of_its_own() {
 mod known;
 mod kubelet;
 mod reserve;
+mod shrink;
 
 /// A pod's author decides how long the texts of the pod are. Decisions about all pods of the node
 /// use what the texts say, so they are read when the pod becomes known, and only to a limit.

@@ -78,6 +78,7 @@ fn waiting() -> ContainerState {
         finished: false,
         at_start: None,
         repaired: None,
+        upcoming: None,
         observed: None,
     }
 }
@@ -440,4 +441,49 @@ fn events_are_only_on_pods_of_the_api() {
         []
     );
     assert_eq!(reported, ReportedStates::default());
+}
+
+/// The container's environment stays as it is, so whoever can change a running program's threads is told.
+#[test]
+fn another_number_of_threads_is_reported_once_per_change() {
+    let sized = |threads: usize, state: ContainerState| {
+        let mut state = state;
+        state.threads.threads = Some(threads);
+        state
+    };
+    let will_have = |upcoming: &str| ContainerState {
+        upcoming: Some(set(upcoming)),
+        ..owns("1-3")
+    };
+    let states = [
+        sized(3, owns("1-3")),
+        sized(2, will_have("1-2")),
+        sized(2, owns("1-2")),
+        sized(3, owns("1-3")),
+        sized(1, will_have("")),
+    ];
+    let of_threads = |notes: Vec<String>| -> Vec<String> {
+        let mut notes = notes;
+        notes.retain(|note| note.starts_with("ThreadCountChanged"));
+        notes
+    };
+    let notes: Vec<_> = notes_of(&states).into_iter().map(of_threads).collect();
+    let counts: Vec<usize> = notes.iter().map(Vec::len).collect();
+    assert_eq!(counts, [0, 1, 0, 1, 1], "{notes:?}");
+    for (note, words) in [
+        (
+            &notes[1][0],
+            "2 intra-op threads in each process instead of 3, because it will keep only CPUs 1-2;",
+        ),
+        (&notes[3][0], "because it has CPUs 1-3;"),
+        (
+            &notes[4][0],
+            "1 intra-op thread in each process instead of 3, because it will run on shared CPUs;",
+        ),
+    ] {
+        assert!(note.contains(words), "{note}");
+    }
+    // A container that was never pinned, and one without a number.
+    let shared = notes_of(&[sized(2, waiting()), sized(1, waiting()), owns("2-3")]);
+    assert_eq!(shared[..2], [Vec::<String>::new(), vec![]]);
 }

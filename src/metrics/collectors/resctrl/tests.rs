@@ -60,6 +60,7 @@ fn owner(pod: &str, role: PodRole, cpus: &str) -> ContainerState {
         finished: false,
         at_start: None,
         repaired: None,
+        upcoming: None,
         observed: None,
     }
 }

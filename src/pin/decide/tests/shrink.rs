@@ -1,0 +1,142 @@
+//! Shrinks that wait until the program was told.
+
+use super::*;
+use crate::pod::{ContainerKey, Entitlement};
+
+/// The decisions about pod `a`, whose container runs on 4 CPUs. `announced` are CPUs that were announced to be left, and whether
+/// the delay is over.
+fn decided_after(pod: Pod, announced: Option<(&str, bool)>) -> Decisions {
+    let mut shrinks = AnnouncedShrinks::default();
+    if let Some((left, is_due)) = announced {
+        shrinks.add(ContainerKey::new("a", "main"), set(left), is_due);
+    }
+    let cpus = set("4-7");
+    let known = KnownPod {
+        running: [("main", &cpus)].into(),
+        current: ["main"].into(),
+        ..KnownPod::default()
+    };
+    let known = [("a", known)].into();
+    let node = TestNode::new(machine(), set("0-1"));
+    let pods = recognized([pod]);
+    let here = ["a"].into();
+    let inputs = DecisionInput {
+        here: Some(&here),
+        known: Some(&known),
+        shrinks: Some(&shrinks),
+        ..node.input(&pods)
+    };
+    decide(&inputs, &ledger(&[("a", "main", "4-7")]))
+}
+
+fn waiting(decisions: &Decisions) -> Option<String> {
+    let key = ContainerKey::new("a", "main");
+    decisions.waiting.get(&key).map(CpuSet::to_string)
+}
+
+fn of_millis(millis: u64) -> Pod {
+    pod("a", &[("main", ContainerKind::App, millis)])
+}
+
+#[test]
+fn the_cpus_stay_until_the_program_was_told_for_long_enough() {
+    for (millis, left) in [(2000, "4-5"), (3000, "4-6"), (1500, "")] {
+        let first = decided_after(of_millis(millis), None);
+        assert_eq!(cpus(&first), ["4-7"], "{millis}");
+        assert_eq!(waiting(&first).as_deref(), Some(left), "{millis}");
+        let reason = first.containers[0].entitlement.reason();
+        assert!(reason.contains("policy.shrinkDelay"), "{reason}");
+        assert_eq!(decided_after(of_millis(millis), Some((left, false))), first);
+        let then = decided_after(of_millis(millis), Some((left, true)));
+        let expected = if left.is_empty() { "shared" } else { left };
+        assert_eq!(cpus(&then), [expected], "{millis}");
+        assert_eq!(waiting(&then), None);
+    }
+}
+
+/// What was announced is what stays, although another choice may be better by now.
+#[test]
+fn the_announced_cpus_stay() {
+    let then = decided_after(of_millis(2000), Some(("6-7", true)));
+    assert_eq!(cpus(&then), ["6-7"]);
+    // Not if they are no part of the container's CPUs, or another number.
+    for other in ["5-6,8", "8-9"] {
+        let then = decided_after(of_millis(2000), Some((other, true)));
+        assert!(
+            cpus(&then)[0] == "4-5" || waiting(&then).is_some(),
+            "{other}"
+        );
+    }
+}
+
+#[test]
+fn a_further_shrink_is_announced_anew() {
+    let then = decided_after(of_millis(1000), Some(("4-5", true)));
+    assert_eq!(
+        (cpus(&then)[0].as_str(), waiting(&then).as_deref()),
+        ("4-7", Some("4"))
+    );
+}
+
+#[test]
+fn nothing_waits_for_a_container_that_grows_ends_or_is_finished() {
+    for millis in [4000, 6000] {
+        let same = decided_after(of_millis(millis), None);
+        assert_eq!(waiting(&same), None);
+        assert_eq!(
+            same.containers[0].entitlement.cpus() * 1000,
+            u32::try_from(millis).unwrap()
+        );
+    }
+    let mut ended = of_millis(4000);
+    ended.containers[0].ended = true;
+    let mut finished = of_millis(4000);
+    finished.finished = true;
+    for gone in [ended, finished] {
+        let decisions = decided_after(gone, None);
+        assert_eq!(
+            (waiting(&decisions), cpus(&decisions)[0].as_str()),
+            (None, "shared")
+        );
+        assert!(matches!(
+            decisions.containers[0].entitlement,
+            Entitlement::Shared { .. }
+        ));
+    }
+}
+
+/// Growth stays in the last-level cache, then in the NUMA node, and leaves neither while they have room.
+#[test]
+fn growth_takes_the_nearest_cpus() {
+    let grown = |own: &str, others: &str, to: u64| {
+        let ledger = ledger(&[("a", "main", own), ("b", "main", others)]);
+        cpus(&decided(&[app("a", to)], &ledger))[0].clone()
+    };
+    // The sibling first, then the neighbours, on either NUMA node; the other one only when this one is full.
+    assert_eq!(grown("10", "4-5", 2), "10-11");
+    assert_eq!(grown("10-11", "4-5", 4), "8-11");
+    assert_eq!(grown("4-5", "8-9", 6), "2-7");
+    assert_eq!(grown("12-13", "8-11", 5), "2,12-15");
+}
+
+/// A container is replaced while its shrink waits: nobody has to be told, and the runtime may write only what stays.
+#[test]
+fn nothing_waits_while_only_a_former_cgroup_runs() {
+    let cpus_of_former = set("4-7");
+    let known = KnownPod {
+        running: [("main", &cpus_of_former)].into(),
+        ..KnownPod::default()
+    };
+    let (shrinks, known) = (AnnouncedShrinks::default(), [("a", known)].into());
+    let node = TestNode::new(machine(), set("0-1"));
+    let pods = recognized([of_millis(2000)]);
+    let here = ["a"].into();
+    let inputs = DecisionInput {
+        here: Some(&here),
+        known: Some(&known),
+        shrinks: Some(&shrinks),
+        ..node.input(&pods)
+    };
+    let decisions = decide(&inputs, &ledger(&[("a", "main", "4-7")]));
+    assert_eq!(cpus(&decisions), ["4-5"]);
+}
