@@ -505,7 +505,7 @@ impl<'a> PlacementPass<'a> {
         let anywhere = place(&free)?;
         if placed.is_empty() {
             let partly = |near: &CpuSet| self.place_partly(near, own, request);
-            let partly = near.iter().find_map(partly);
+            let partly = near.iter().rev().find_map(partly);
             let cost = |placement: &Placement| {
                 let all = own.union(&placement.cpus);
                 (mixes(placement), self.inputs.context.placer.cost(&all))
