@@ -12,6 +12,7 @@ use std::net::TcpListener;
 use std::path::Path;
 use std::process::{Command, Output, Stdio};
 
+use pinfold::cpu::CpuSet;
 use serde_json::Value;
 use tempfile::TempDir;
 
@@ -343,6 +344,59 @@ fn idle_siblings_leave_the_shared_minimum() {
     assert_eq!((code, shared, too_few.len()), (Some(1), 64, 31));
     let why = too_few[0]["why"].as_str().unwrap();
     assert!(why.contains("policy.singleCores is false"), "{why}");
+}
+
+/// The CPUs of each process, with the variables, and the thread counts of the command line.
+#[test]
+fn explain_divides_the_cpus_among_processes() {
+    let machine = machine::unpack(MACHINE);
+    let root = text(machine.path());
+    let job = |command: &str, cpus: u32| {
+        format!(
+            "apiVersion: v1\nkind: Pod\nmetadata: {{name: ddp, annotations: {{pinfold.io/cpus: exclusive}}}}\nspec:\n  \
+             containers:\n  - name: main\n    image: i\n    command: [sh, -c, {command:?}]\n    resources: \
+             {{limits: {{cpu: {cpus}, memory: 1Gi}}}}\n"
+        )
+    };
+    let explained = |command: &str, cpus: u32| {
+        let (_folder, pods) = file("pods.yaml", &job(command, cpus));
+        let (code, out, error) = run(&["explain", "ddp", "--pods", &pods, "--root-dir", root]);
+        assert_eq!((code, error.as_str()), (Some(0), ""), "{out}");
+        out
+    };
+    let out = explained("OMP_NUM_THREADS=4 torchrun --nproc_per_node=2 t.py", 4);
+    let after = |out: &str, begin: &str| {
+        let line = out
+            .lines()
+            .find_map(|line| line.trim_start().strip_prefix(begin));
+        line.map(str::to_owned)
+    };
+    let own = "set by the command, which is stronger than the variables: ";
+    assert_eq!(
+        after(&out, own).as_deref(),
+        Some("OMP_NUM_THREADS=4 (more than 2 CPUs)"),
+        "{out}"
+    );
+    let heading = "2 processes (--nproc_per_node=2): each has CPUs of its own";
+    assert_eq!(after(&out, "ranks    ").as_deref(), Some(heading), "{out}");
+    let slices = after(&out, "PINFOLD_RANK_CPUS=").unwrap();
+    let slices: Vec<CpuSet> = slices
+        .split(';')
+        .map(|slice| slice.parse().unwrap())
+        .collect();
+    let workers = after(&out, "CCL_WORKER_AFFINITY=").unwrap();
+    let workers: Vec<u32> = workers.split(',').map(|cpu| cpu.parse().unwrap()).collect();
+    assert_eq!((slices.len(), workers.len()), (2, 2), "{out}");
+    for (slice, worker) in slices.iter().zip(workers) {
+        assert!(slice.len() == 2 && slice.contains(worker), "{out}");
+    }
+    let out = explained("mpirun -np 2 ./t", 4);
+    assert!(
+        out.contains("I_MPI_PIN_DOMAIN=[0x") && !out.contains("CCL_WORKER"),
+        "{out}"
+    );
+    let out = explained("python t.py", 4);
+    assert!(!out.contains("ranks") && !out.contains(own), "{out}");
 }
 
 #[test]

@@ -9,6 +9,7 @@
 //! | Links lead somewhere, and examples are valid. | `links`, `examples` |
 //! | The specification names tests that exist. | `specification` |
 //! | The README stays a first page. | `readme` |
+//! | The wrapper that gives each process CPUs of its own does so. | `ranks` |
 //! | The guide to the end-to-end suite names its cases. | `live` |
 
 #![allow(
@@ -17,6 +18,9 @@
     reason = "a test fails by panicking"
 )]
 
+#[path = "support/gate.rs"]
+#[allow(dead_code, reason = "other tests use more of it")]
+mod gate;
 #[path = "support/values.rs"]
 mod values;
 #[allow(dead_code, reason = "other tests use more of it")]
@@ -43,6 +47,8 @@ mod live;
 mod markdown;
 #[path = "docs/metrics.rs"]
 mod metrics;
+#[path = "docs/ranks.rs"]
+mod ranks;
 #[path = "docs/readme.rs"]
 mod readme;
 #[path = "docs/shell.rs"]

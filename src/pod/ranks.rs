@@ -9,7 +9,7 @@
 //! Intel MPI takes a mask of CPUs for each rank, by the machine's numbers. It needs the prefix `0x`, ignores masks of which there
 //! are too many or too few, and prefers them to every other way to bind ranks, even to `-bind-to none`. So they are left out where
 //! the user binds ranks, and where the ranks run on several hosts, to which mpirun would hand on the variable. (Tried with Intel MPI
-//! 2021.19.)
+//! 2021.18.)
 //!
 //! oneCCL takes a CPU for each worker thread of each local process. Without the variable it takes the last CPUs of the machine,
 //! which a container with CPUs of its own may not use. Started by Intel MPI, it follows that library's domains by itself. With too

@@ -17,9 +17,9 @@
 //!
 //! - `TF_NUM_INTRAOP_THREADS`, `TF_NUM_INTEROP_THREADS`: TensorFlow ≥ 1.14 counts the CPUs of the affinity mask,
 //!   and ignores the quota.
-//! - `OMP_NUM_THREADS`: the pool size of PyTorch and OpenMP programs. Without it, PyTorch takes the
-//!   whole machine's cores, even on exclusive CPUs. torchrun sets a missing variable to 1 for
-//!   several processes.
+//! - `OMP_NUM_THREADS`: the pool size of PyTorch and OpenMP programs. Without it, PyTorch ignores the
+//!   quota, and before 2.14 could take the whole machine's cores even on exclusive CPUs. torchrun sets a
+//!   missing variable to 1 for several processes.
 //! - `NUMEXPR_NUM_THREADS`: numexpr follows `OMP_NUM_THREADS`, but runs a single thread if the
 //!   number is above its maximum, 64 or the container's `NUMEXPR_MAX_THREADS`. The variable is
 //!   added if numexpr needs another number.

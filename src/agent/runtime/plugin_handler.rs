@@ -544,6 +544,49 @@ mod tests {
         );
     }
 
+    /// The CPUs of each process reach a container of a training pod, unless it has the variable already.
+    #[tokio::test]
+    async fn the_cpus_of_processes_are_added_to_the_environment() {
+        let (reconciler, _events) = mpsc::unbounded_channel();
+        let handler = PluginHandler::new(
+            reconciler,
+            None,
+            KubeletLink::none(),
+            AgentMetrics::new().unwrap(),
+        );
+        let names = [crate::pod::RANK_CPUS, "CCL_WORKER_AFFINITY"];
+        let answer = |training| CreateAnswer {
+            cpus: Some("2-3".parse().unwrap()),
+            cpuset: None,
+            memory: None,
+            refused: None,
+            checked: None,
+            training,
+            threads: crate::pod::thread_environment(
+                &crate::pod::RecognizedPod::default(),
+                0,
+                &crate::pod::Policy::default(),
+                &crate::pod::ThreadPolicy::default(),
+                None,
+            ),
+            ranks: names.map(|name| (name.to_owned(), "2;3".to_owned())).into(),
+        };
+        let deadline = tokio::time::Instant::now();
+        let env = async |container: &Container, training| {
+            let given = handler.adjustment(container, answer(training), deadline);
+            given.await.env.into_keys().collect::<Vec<_>>()
+        };
+        let mut main = container("main");
+        let [ranks, workers] = names;
+        assert_eq!(env(&main, true).await, [workers, CPUS, ranks]);
+        assert_eq!(env(&main, false).await, [""; 0]);
+        main.env = vec![
+            format!("{ranks}=none"),
+            "CCL_WORKER_AFFINITY=auto".to_owned(),
+        ];
+        assert_eq!(env(&main, true).await, [CPUS]);
+    }
+
     #[tokio::test]
     async fn only_a_new_sandbox_is_a_new_pod() {
         let (reconciler, mut events) = mpsc::unbounded_channel();
