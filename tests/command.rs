@@ -12,7 +12,6 @@ use std::net::TcpListener;
 use std::path::Path;
 use std::process::{Command, Output, Stdio};
 
-use pinfold::cpu::CpuSet;
 use serde_json::Value;
 use tempfile::TempDir;
 
@@ -380,7 +379,7 @@ fn explain_divides_the_cpus_among_processes() {
     let heading = "2 processes (--nproc_per_node=2): each has CPUs of its own";
     assert_eq!(after(&out, "ranks    ").as_deref(), Some(heading), "{out}");
     let slices = after(&out, "PINFOLD_RANK_CPUS=").unwrap();
-    let slices: Vec<CpuSet> = slices
+    let slices: Vec<pinfold::cpu::CpuSet> = slices
         .split(';')
         .map(|slice| slice.parse().unwrap())
         .collect();

@@ -5,9 +5,9 @@
 //! from first to last:
 //!
 //! 1. cuts through cores, because two processes on one core share its execution units and its first caches;
-//! 2. NUMA nodes that slices touch beyond the first;
-//! 3. sockets, and then LLCs, likewise;
-//! 4. the sum of the squares of the slices' sizes, so that the sizes are even.
+//! 2. groups that slices touch beyond the first, from the coarsest kind to the finest: sockets, NUMA nodes and LLCs on most
+//!    machines;
+//! 3. the sum of the squares of the slices' sizes, so that the sizes are even.
 //!
 //! Each slice has at least N / P CPUs for N CPUs and P processes, since that is the number of threads that each process gets.
 //! It has at most one whole core more, so two slices differ by a core at most.
@@ -16,7 +16,7 @@
 //! that whole slices fill come first, so that no slice takes a part of them only because a smaller group came before. Within
 //! this row, the choice is exact, unless it takes too many steps: see [`MOST_STEPS`].
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 
 use serde::Serialize;
@@ -38,7 +38,7 @@ pub struct RankCpus(Vec<CpuSet>);
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Default)]
 struct Price {
     split_cores: u32,
-    /// By kind of group: NUMA nodes, sockets, LLCs.
+    /// By kind of group, from the coarsest to the finest.
     groups: [u32; KINDS],
     squares: u64,
 }
@@ -46,7 +46,7 @@ struct Price {
 /// The kinds of groups: NUMA nodes, sockets, LLCs.
 const KINDS: usize = 3;
 
-/// A core's groups, by kind; [`OUTSIDE`] for none.
+/// A core's groups by kind; [`OUTSIDE`] for none.
 type Groups = [u32; KINDS];
 
 /// The number of no group.
@@ -123,11 +123,18 @@ fn row(cpus: &CpuSet, topology: &Topology, least: usize) -> Vec<Place> {
         let cpu = topology.cpu(lowest).copied().unwrap_or_default();
         [cpu.numa, cpu.socket, cpu.llc].map(|group| group.unwrap_or(OUTSIDE))
     };
-    let cores: Vec<(Groups, u32, Vec<u32>)> = cores
+    let cores: Vec<(u32, Vec<u32>)> = cores
         .into_values()
-        .filter_map(|core| {
-            let lowest = *core.first()?;
-            Some((groups(lowest), lowest, core))
+        .filter_map(|core| Some((*core.first()?, core)))
+        .collect();
+    let all: Vec<Groups> = cores.iter().map(|(lowest, _)| groups(*lowest)).collect();
+    let kinds = coarsest_first(&all);
+    let cores: Vec<(Groups, u32, Vec<u32>)> = cores
+        .into_iter()
+        .zip(all)
+        .map(|((lowest, core), groups)| {
+            let groups = kinds.map(|kind| groups.get(kind).copied().unwrap_or(OUTSIDE));
+            (groups, lowest, core)
         })
         .collect();
     let mut found: BTreeMap<&[u32], (usize, u32)> = BTreeMap::new();
@@ -169,6 +176,18 @@ fn row(cpus: &CpuSet, topology: &Topology, least: usize) -> Vec<Place> {
         }));
     }
     row
+}
+
+/// The kinds of groups, those with the fewest groups first. On most machines, a socket has several NUMA nodes, but a NUMA node may
+/// have several LLCs or an LLC several NUMA nodes.
+fn coarsest_first(cores: &[Groups]) -> [usize; KINDS] {
+    let count = |kind: &usize| {
+        let ids = cores.iter().filter_map(|groups| groups.get(*kind));
+        ids.collect::<BTreeSet<_>>().len()
+    };
+    let mut kinds = std::array::from_fn(|kind| kind);
+    kinds.sort_by_key(count);
+    kinds
 }
 
 /// For each slice, how many CPUs it has beyond the least number.

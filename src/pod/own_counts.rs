@@ -13,8 +13,8 @@ use super::variables::THREAD_VARIABLES;
 const MOST: usize = 4;
 
 /// Options for a number of threads, without dashes and with `-` for `_`. XGBoost, LightGBM and scikit-learn have the first ones,
-/// also as `nthread=8` without dashes, and TensorFlow's benchmarks the last ones.
-const OPTIONS: [&str; 9] = [
+/// also as `nthread=8` without dashes, accelerate has the third last one, and TensorFlow's benchmarks the last two.
+const OPTIONS: [&str; 10] = [
     "nthread",
     "nthreads",
     "num-thread",
@@ -22,6 +22,7 @@ const OPTIONS: [&str; 9] = [
     "n-threads",
     "n-jobs",
     "threads",
+    "num-cpu-threads-per-process",
     "num-intra-threads",
     "num-inter-threads",
 ];
@@ -192,6 +193,16 @@ mod tests {
             (
                 &["torchrun", "--nproc-per-node", "2", "t.py", "--n_jobs", "2"],
                 "--n_jobs 2",
+            ),
+            (
+                &[
+                    "accelerate",
+                    "launch",
+                    "--num_cpu_threads_per_process=4",
+                    "--num_processes=2",
+                    "t.py",
+                ],
+                "--num_cpu_threads_per_process=4",
             ),
             (
                 &[
