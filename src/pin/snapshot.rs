@@ -259,8 +259,7 @@ pub fn containers(
             refused,
             ..
         } = decision.clone();
-        let upcoming = uid.and_then(|uid| decisions.upcoming(uid, &container.name));
-        let lasts = lasting(upcoming, assigned.as_ref());
+        let (upcoming, lasts) = lasting(decisions, (uid, &container.name), assigned.as_ref());
         states.push(ContainerState {
             namespace: pod.namespace.clone(),
             pod: pod.name.clone(),
@@ -311,11 +310,17 @@ pub fn containers(
     states
 }
 
-/// The CPUs that a container keeps: whoever sizes a thread pool now shall size it for those that a pending shrink will leave.
-fn lasting<'a>(upcoming: Option<&'a CpuSet>, assigned: Option<&'a CpuSet>) -> Option<&'a CpuSet> {
+/// What a pending shrink will leave a container, and the CPUs that it keeps: whoever sizes a thread pool now shall size it for
+/// these.
+fn lasting<'a>(
+    decisions: &'a Decisions,
+    (uid, container): (Option<&str>, &str),
+    assigned: Option<&'a CpuSet>,
+) -> (Option<&'a CpuSet>, Option<&'a CpuSet>) {
+    let upcoming = uid.and_then(|uid| decisions.upcoming(uid, container));
     match upcoming {
-        Some(left) => Some(left).filter(|left| !left.is_empty()),
-        None => assigned,
+        Some(left) => (upcoming, Some(left).filter(|left| !left.is_empty())),
+        None => (None, assigned),
     }
 }
 

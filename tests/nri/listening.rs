@@ -201,6 +201,7 @@ impl Plugin for RecordingPlugin {
                 .map(|(key, value)| (key.to_owned(), value.to_owned()))
                 .collect(),
             annotations: BTreeMap::new(),
+            mounts: Vec::new(),
             cpu: CpuChange {
                 cpus: cpu_set("pf/cpus"),
                 mems: cpu_set("pf/mems"),
