@@ -115,6 +115,11 @@ impl Root {
         self.kubelet_of_age(assigns, Duration::from_secs(120))
     }
 
+    /// Starts a kubelet that reports no CPUs yet, because its CPU Manager has not started.
+    pub(crate) fn starting_kubelet(&self) -> Kubelet {
+        self.kubelet_of_age(false, Duration::ZERO)
+    }
+
     /// The same, started so long ago.
     pub(crate) fn kubelet_of_age(&self, assigns: bool, age: Duration) -> Kubelet {
         let _ = fs::remove_file(self.socket());

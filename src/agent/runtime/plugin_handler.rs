@@ -489,7 +489,9 @@ fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
     reason = "a test fails by panicking"
 )]
 mod tests {
+    use crate::cpu::{RankCpus, Topology};
     use crate::nri::{EventRequest, Plugin};
+    use crate::pod::RankEnvironment;
 
     use super::*;
 
@@ -569,7 +571,12 @@ mod tests {
                 &crate::pod::ThreadPolicy::default(),
                 None,
             ),
-            ranks: names.map(|name| (name.to_owned(), "2;3".to_owned())).into(),
+            ranks: Some(RankEnvironment {
+                cpus: RankCpus::of(&"2-3".parse().unwrap(), &Topology::default(), 2).unwrap(),
+                variables: names.map(|name| (name.to_owned(), "2;3".to_owned())).into(),
+                reason: String::new(),
+            }),
+            live_folder: None,
         };
         let deadline = tokio::time::Instant::now();
         let env = async |container: &Container, training| {

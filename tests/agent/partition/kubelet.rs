@@ -254,7 +254,7 @@ fn restarts_and_switches_of_the_policy_move_nothing() {
     node.owns(&worker, "2-3");
 
     // A kubelet that starts reports no CPUs at first, like one with policy `none`.
-    node.kubelet = node.root.kubelet(false);
+    node.kubelet = node.root.starting_kubelet();
     std::thread::sleep(Duration::from_millis(2500));
     assert!(node.kubelet.calls() > 0);
     let status = node.agent.status().unwrap();
@@ -367,6 +367,40 @@ fn a_pod_mates_set_over_an_ended_partition_loses_no_cpu() {
     node.finish();
 }
 
+/// The runtime may end between the answer to StartContainer and the start. It then makes the container anew before a plugin
+/// can connect, and the kubelet gives both the same CPUs, which makes the first one's partition invalid.
+#[test]
+fn a_container_made_anew_while_the_runtime_is_not_connected_loses_no_cpu() {
+    let Some(kernel) = partition_tests() else {
+        return;
+    };
+    let mut node = Node::new(&kernel, true);
+    node.kubelet.gives("w-0", "2-3");
+    let first = event_message(&node.tree, "w-0", 2);
+    let pid = node.run(&first, "2-3");
+    node.owns(&first, "2-3");
+    node.runtime.disconnect();
+    let mut second = first.clone();
+    let container = second.container.as_mut().unwrap();
+    container.id.push_str("-1");
+    let linux = container.linux.as_mut().unwrap();
+    linux.cgroups_path.push_str("-1");
+    let cgroup = node.tree.make(&path(&second));
+    kernel.write_cpus(&cgroup, &set("2-3"));
+    node.agent
+        .eventually("the first container's partition ends", |_| {
+            kernel.partition(&path(&first)) == "member"
+        });
+    node.end(&first, pid);
+    node.tree.remove(&path(&first));
+    node.runtime.connect(&node.agent);
+    node.runtime.change(1, &second);
+    node.tree.start(&cgroup);
+    node.runtime.change(6, &second);
+    node.eventually_owns(&second, "2-3");
+    node.finish();
+}
+
 #[test]
 fn an_init_container_is_no_partition_and_no_obstacle() {
     let Some(kernel) = partition_tests() else {
@@ -411,7 +445,7 @@ fn an_answer_of_a_kubelet_that_starts_is_not_the_last_word() {
         return;
     };
     let mut node = Node::new(&kernel, false);
-    node.kubelet = node.root.kubelet(false);
+    node.kubelet = node.root.starting_kubelet();
     let deadline = Instant::now() + patience();
     while node.kubelet.calls() < 2 {
         assert!(Instant::now() < deadline, "the agent asks in each turn");
