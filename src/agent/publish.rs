@@ -340,11 +340,13 @@ impl Reconciler {
         let lost: CpuSet = long.map(|(cpu, _)| *cpu).collect();
         if !lost.is_subset(&self.lost) {
             tracing::error!(
-                "the kernel has lost {}: no cpuset has lost CPUs, and Pinfold does not assign them; reboot the node \
-                 (Linux 6.12 has this fault after a partition becomes invalid, newer kernels do not)",
+                "the kernel has lost {}: no cpuset has lost CPUs, and Pinfold does not assign them; it makes no partition any \
+                 more, because the kernel may crash with the next one; reboot the node (Linux 6.12 has this fault after a \
+                 partition becomes invalid, newer kernels do not)",
                 lost.in_words()
             );
         }
+        self.node.cgroups.bar_partitions(!lost.is_empty());
         self.lost = lost;
     }
 }

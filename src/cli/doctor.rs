@@ -439,6 +439,13 @@ fn partitions(node: &AgentNode) -> Option<CheckResult> {
     }
     let what = "partitions";
     let free = match node.observe(&[]) {
+        Ok((_, ledger)) if !ledger.lost.is_empty() => {
+            return Some(bad(
+                what,
+                "no test partition is made, because the kernel has lost CPUs and may crash with the next one".to_owned(),
+                "reboot the node",
+            ));
+        }
         Ok((_, ledger)) => {
             let online = &node.topology.online;
             let taken = ledger.unassignable(online).union(&node.reserved);

@@ -10,7 +10,7 @@ use tempfile::TempDir;
 use crate::gate;
 use crate::markdown::DocumentPage;
 
-/// The documented script, with another path for the live file, which is absent.
+/// The documented script, with another path for the folder of live files, which is absent.
 fn wrapper(folder: &TempDir) -> PathBuf {
     let page = DocumentPage::read("docs/guides/torchrun-and-mpi.md");
     let mut blocks = page
@@ -18,12 +18,10 @@ fn wrapper(folder: &TempDir) -> PathBuf {
         .iter()
         .filter(|block| block.text.starts_with("#!/bin/sh\nrank="));
     let (script, more) = (blocks.next().unwrap(), blocks.next());
-    assert!(more.is_none() && script.text.trim_end().lines().count() == 4);
-    let live = folder.path().join("rank-cpus");
+    assert!(more.is_none() && script.text.trim_end().lines().count() == 5);
+    let live = folder.path().join("live");
     assert!(script.text.contains("/run/pinfold/rank-cpus"));
-    let text = script
-        .text
-        .replace("/run/pinfold/rank-cpus", live.to_str().unwrap());
+    let text = script.text.replace("/run/pinfold", live.to_str().unwrap());
     let path = folder.path().join("rank.sh");
     fs::write(&path, text).unwrap();
     fs::set_permissions(&path, fs::Permissions::from_mode(0o755)).unwrap();
@@ -100,15 +98,17 @@ fn the_wrapper_takes_the_slice_of_its_local_rank() {
     }
     assert_eq!(with("OTHER", "0"), all);
     // The live file is newer than the variable.
-    fs::write(
-        folder.path().join("rank-cpus"),
-        format!("{second}\n{first}\n"),
-    )
-    .unwrap();
+    let live = folder.path().join("live");
+    fs::create_dir(&live).unwrap();
+    let slices = live.join("rank-cpus");
+    fs::write(&slices, format!("{second}\n{first}\n")).unwrap();
     assert_eq!(
         (with("LOCAL_RANK", "0"), with("LOCAL_RANK", "1")),
         (second, first)
     );
+    // After a shrink to fewer CPUs than processes, the file is gone, and the variable names CPUs that the container has not.
+    fs::remove_file(&slices).unwrap();
+    assert_eq!(with("LOCAL_RANK", "1"), all);
 }
 
 /// `PINFOLD_PYTORCH` names a Python with PyTorch.

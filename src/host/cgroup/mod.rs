@@ -66,6 +66,7 @@ impl Cgroups {
                 memory: named(&["memory"]),
                 pids: named(&["pids"]),
                 systemd: None,
+                are_partitions_barred: Arc::default(),
                 others: existing(&["memory", "pids", "freezer", "devices", "blkio", "unified"]),
             });
         }
@@ -86,6 +87,7 @@ impl Cgroups {
                 memory: hierarchy("memory", named(&["memory"])),
                 pids: hierarchy("pids", named(&["pids"])),
                 systemd: None,
+                are_partitions_barred: Arc::default(),
                 others: Vec::new(),
                 cpuset: v2,
             });
