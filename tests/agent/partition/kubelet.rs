@@ -386,6 +386,7 @@ fn a_container_made_anew_while_the_runtime_is_not_connected_loses_no_cpu() {
     let linux = container.linux.as_mut().unwrap();
     linux.cgroups_path.push_str("-1");
     let cgroup = node.tree.make(&path(&second));
+    node.tree.start(&cgroup);
     kernel.write_cpus(&cgroup, &set("2-3"));
     node.agent
         .eventually("the first container's partition ends", |_| {
@@ -395,7 +396,6 @@ fn a_container_made_anew_while_the_runtime_is_not_connected_loses_no_cpu() {
     node.tree.remove(&path(&first));
     node.runtime.connect(&node.agent);
     node.runtime.change(1, &second);
-    node.tree.start(&cgroup);
     node.runtime.change(6, &second);
     node.eventually_owns(&second, "2-3");
     node.finish();
