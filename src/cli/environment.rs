@@ -13,7 +13,7 @@ use crate::text::nearest;
 const PREFIX: &str = "PINFOLD_";
 
 /// The variables, without the prefix, that no option has: of builds and tests, and those that Pinfold sets for others.
-const OF_OTHERS: [&str; 17] = [
+const OF_OTHERS: [&str; 18] = [
     "BENCH_INDEX",
     "COMMIT",
     "CPUS",
@@ -22,6 +22,7 @@ const OF_OTHERS: [&str; 17] = [
     "MODEL_EVENTS",
     "PROMETHEUS",
     "PYTORCH",
+    "RANK_CPUS",
     "RECORD",
     "RELEASE_TOOLS",
     "RENEW",
