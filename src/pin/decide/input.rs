@@ -48,7 +48,7 @@ pub struct DecisionContext<'a> {
 #[derive(Debug, Clone, Copy)]
 pub struct DecisionInput<'a> {
     pub context: DecisionContext<'a>,
-    /// The pods of the node. Earlier pods are served first.
+    /// The pods of the node. Earlier pods are served first, after those that lack all CPUs of a container.
     pub pods: &'a [Arc<RecognizedPod>],
     /// The uids of pods with a container, now or soon, because only these own CPUs. With `None`, as
     /// in a dry run, every pod may own CPUs.

@@ -249,14 +249,14 @@ impl<'a> PlacementPass<'a> {
         }
         let announced = self.inputs.shrinks;
         let announced = announced.and_then(|shrinks| shrinks.left(&pod.container_key(name)));
-        if let Some(left) = announced.filter(|left| left.len() == wanted && left.is_subset(cpus)) {
-            return left.clone();
-        }
-        // CPUs that are not on offer go first.
+        // CPUs that are not on offer go first, also if they were announced to stay.
         let offered = Some(cpus.intersection(&self.available));
         let cpus = offered
             .filter(|offered| offered.len() >= wanted)
             .unwrap_or_else(|| cpus.clone());
+        if let Some(left) = announced.filter(|left| left.len() == wanted && left.is_subset(&cpus)) {
+            return left.clone();
+        }
         self.part(pod, &cpus, wanted)
     }
 
@@ -376,6 +376,12 @@ impl<'a> PlacementPass<'a> {
             }
         }
         missing
+    }
+
+    /// Whether a container of the pod that is entitled to CPUs has none so far.
+    pub(super) fn has_none(&self, pod: &PodRequest<'_>) -> bool {
+        let mut owed = pod.owed();
+        owed.any(|(container, _)| self.own(pod, &container.name).is_empty())
     }
 
     /// The assigned CPUs of a container.
