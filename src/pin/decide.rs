@@ -272,7 +272,9 @@ fn place(inputs: &DecisionInput<'_>, ledger: &Ledger, requests: &[PodRequest<'_>
         placing.keep(pod);
     }
     // A container that only grows has CPUs to run on, so one that has none is served before it.
-    let (first, later): (Vec<_>, Vec<_>) = requests.iter().partition(|pod| placing.has_none(pod));
+    let (first, later): (Vec<_>, Vec<_>) = requests
+        .iter()
+        .partition(|pod| pod.has_none(placing.assignments.get(&pod.key)));
     for pod in first.into_iter().chain(later) {
         placing.gain(pod);
     }

@@ -9,7 +9,7 @@ use super::known::{Description, KnownPod, KnownPods};
 use super::kubelet_entitlement::{self as kubelet, KubeletCpus};
 use super::shrink::{self, AnnouncedShrinks};
 use crate::cpu::{CpuSet, Placer, SharedMinimum, Topology};
-use crate::pin::{Enforcement, Ledger};
+use crate::pin::{Enforcement, Ledger, PodAssignment};
 use crate::pod::{
     self, Container, ContainerKey, ContainerKind, CpuPreferences, Entitlement, ObjectName, Policy,
     Qos, Recognition, RecognizedPod,
@@ -211,6 +211,13 @@ impl<'a> PodRequest<'a> {
         self.owed()
             .find(|(container, _)| container.name == name)
             .map(|(_, cpus)| cpus)
+    }
+
+    /// Whether a container that is entitled to CPUs has none of those that the pod owns so far.
+    pub(super) fn has_none(&self, mine: Option<&PodAssignment>) -> bool {
+        let own = |container: &Container| mine?.containers.get(&container.name);
+        self.owed()
+            .any(|(container, _)| own(container).is_none_or(CpuSet::is_empty))
     }
 
     pub(super) fn container_key(&self, name: &str) -> ContainerKey {

@@ -17,7 +17,7 @@ fn decided_with(pod: Pod, announced: Option<(&str, bool)>, ledger: &Ledger) -> D
     let cpus = set("4-7");
     let known = KnownPod {
         running: [("main", &cpus)].into(),
-        current: ["main"].into(),
+        populated: ["main"].into(),
         ..KnownPod::default()
     };
     let known = [("a", known)].into();
