@@ -12,7 +12,7 @@
 //! | In every small history, each CPU has one owner and running containers stay. | `explore`, `requests_tests` |
 //! | The same in long random histories. | `random` |
 //! | Late, poor and missing descriptions take nothing away. | `late` |
-//! | Growth and shrinks, with and without a delay: each program runs on CPUs that its live file names. | `resize` |
+//! | Growth and shrinks, with and without a delay, while no partition is refused: each program runs on CPUs that its live file names. | `resize` |
 //! | Beside a kubelet that chooses the CPUs, its choice is in force, and nothing moves when it stops. | `kubelet` |
 //! | The model agrees with real kernels. | `facts`, `kernel` |
 //! | The search finds the mistakes that planners make. | `mutants` |

@@ -32,8 +32,8 @@ pub trait Kernel {
     fn apply(&self, steps: Vec<Step>, go_on: &mut dyn FnMut(&Step) -> bool) -> Vec<AppliedStep>;
 
     /// The pods with folders of live files, and the names of their containers. Without live files there are none.
-    fn live_folders(&self) -> Vec<(String, Vec<String>)> {
-        Vec::new()
+    fn live_folders(&self) -> Result<Vec<(String, Vec<String>)>, String> {
+        Ok(Vec::new())
     }
     /// Makes the folder of a container's live files. One that exists stays.
     fn make_live_folder(&self, _uid: &str, _container: &str) -> Result<(), String> {
@@ -102,15 +102,10 @@ impl Kernel for AgentNode {
         pin::apply_while(steps, &self.cgroups, go_on)
     }
 
-    fn live_folders(&self) -> Vec<(String, Vec<String>)> {
+    fn live_folders(&self) -> Result<Vec<(String, Vec<String>)>, String> {
         let listed = self.live_folders.as_ref().map(ContainerFolders::list);
-        listed
-            .transpose()
-            .unwrap_or_else(|error| {
-                tracing::warn!("can't read the folders of live files: {error}");
-                None
-            })
-            .unwrap_or_default()
+        let listed = listed.transpose().map_err(|error| error.to_string())?;
+        Ok(listed.unwrap_or_default())
     }
 
     fn make_live_folder(&self, uid: &str, container: &str) -> Result<(), String> {

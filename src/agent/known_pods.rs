@@ -77,8 +77,8 @@ impl PodStore {
         let containers = cgroups.map(|pod| pod.containers.as_slice());
         let containers = containers.unwrap_or_default().iter();
         let running = containers.clone().filter_map(running);
-        let current = containers.filter(|container| container.cgroup.populated);
-        let current = current.filter_map(|container| container.name.as_deref());
+        let populated = containers.filter(|container| container.cgroup.populated);
+        let populated = populated.filter_map(|container| container.name.as_deref());
         KnownPod {
             description,
             listed: of_runtime.map(|of_runtime| {
@@ -90,7 +90,7 @@ impl PodStore {
             removed: names(of_runtime.map(|of_runtime| &of_runtime.removed)),
             stopped: names(of_runtime.map(|of_runtime| &of_runtime.stopped)),
             running: running.collect(),
-            current: current.collect(),
+            populated: populated.collect(),
         }
     }
 

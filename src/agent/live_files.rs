@@ -1,8 +1,8 @@
 //! [`LiveFiles`]: the files from which a running program learns its CPUs, in the folder that its container sees as [`MOUNT`].
 //!
-//! `cpus` always names at least the CPUs that the kernel allows at that moment: before an assignment grows the file is written
-//! first, and after it has shrunk the file is written last. `upcoming-cpus` names what a pending shrink will leave, so that the
-//! program learns of it before the CPUs go.
+//! Pinfold never lets a container run on a CPU that `cpus` does not name: before an assignment grows the file is written first,
+//! and after it has shrunk the file is written last. `upcoming-cpus` names what an announced shrink will leave, so that the
+//! program learns of it before the CPUs go. A file that can't be written is removed, because a missing one promises nothing.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -22,7 +22,7 @@ type LiveFile = (&'static str, Option<String>);
 pub struct LiveValues {
     /// The CPUs on which the container may run now.
     pub cpus: CpuSet,
-    /// The CPUs that it will have when a pending shrink is over; mostly `cpus`.
+    /// The CPUs that it will have after an announced shrink; mostly `cpus`.
     pub upcoming: CpuSet,
     /// The NUMA nodes that its memory may come from.
     pub memory_nodes: CpuSet,
@@ -86,10 +86,10 @@ impl LiveFiles {
         values: &LiveValues,
     ) -> Result<(), String> {
         let (uid, container) = (key.uid.as_str(), key.container.as_str());
-        // The folder may be a new one.
-        self.written.insert(key.clone(), BTreeMap::new());
         let made = kernel.make_live_folder(uid, container);
         let written = made.and_then(|()| {
+            // The folder may be a new one.
+            self.written.insert(key.clone(), BTreeMap::new());
             self.write(kernel, key, values.of_cpus())?;
             self.write(kernel, key, values.others())
         });
@@ -129,15 +129,23 @@ impl LiveFiles {
         let Some(written) = self.written.get_mut(key) else {
             return Ok(());
         };
+        let of = (key.uid.as_str(), key.container.as_str());
+        let mut result = Ok(());
         for (name, text) in files {
             if written.get(name) == Some(&text) {
                 continue;
             }
-            let of = (key.uid.as_str(), key.container.as_str());
-            kernel.write_live_file(of, name, text.as_deref())?;
-            written.insert(name, text);
+            if let Err(failure) = kernel.write_live_file(of, name, text.as_deref()) {
+                // On a full file system, a file can still be removed.
+                let removed = kernel.write_live_file(of, name, None);
+                tracing::debug!("{name} of container {} is removed: {removed:?}", of.1);
+                written.remove(name);
+                result = result.and(Err(failure));
+            } else {
+                written.insert(name, text);
+            }
         }
-        Ok(())
+        result
     }
 
     fn note(&mut self, key: &ContainerKey, failure: Option<&String>) {
@@ -148,16 +156,22 @@ impl LiveFiles {
     }
 
     /// Finds the folders from before the agent's start, once.
-    pub(super) fn list(&mut self, kernel: &impl Kernel) {
-        if std::mem::replace(&mut self.is_listed, true) {
-            return;
+    ///
+    /// # Errors
+    /// The folders can't be read, as a sentence. The next call tries again.
+    pub(super) fn list(&mut self, kernel: &impl Kernel) -> Result<(), String> {
+        if self.is_listed {
+            return Ok(());
         }
-        for (uid, containers) in kernel.live_folders() {
+        let listed = kernel.live_folders()?;
+        self.is_listed = true;
+        for (uid, containers) in listed {
             for container in containers {
                 let key = ContainerKey::new(&uid, container);
                 self.written.entry(key).or_default();
             }
         }
+        Ok(())
     }
 
     /// The containers with a folder.
@@ -180,18 +194,23 @@ impl LiveFiles {
                 continue;
             }
             self.written.retain(|key, _| key.uid != uid);
-            self.failures.retain(|key, _| key.uid != uid);
         }
+        let written = &self.written;
+        self.failures
+            .retain(|key, _| written.contains_key(key) || is_there(key.uid.as_str()));
     }
 
     /// What could not be written, as sentences.
     pub(super) fn failures(&self) -> impl Iterator<Item = String> {
         self.failures.iter().map(|(key, failure)| {
-            format!(
-                "the files in {MOUNT} of container {} of pod {} are not up to date: {failure}",
-                key.container,
-                key.uid.as_str()
-            )
+            let (container, uid) = (&key.container, key.uid.as_str());
+            if self.written.contains_key(key) {
+                format!(
+                    "the files in {MOUNT} of container {container} of pod {uid} are not up to date: {failure}"
+                )
+            } else {
+                format!("container {container} of pod {uid} has no files in {MOUNT}: {failure}")
+            }
         })
     }
 }

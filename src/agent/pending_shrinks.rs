@@ -5,10 +5,11 @@ use std::time::{Duration, Instant};
 
 use crate::cpu::CpuSet;
 use crate::pin::Ledger;
-use crate::pin::decide::{AnnouncedShrinks, WaitingShrinks};
+use crate::pin::decide::{AnnouncedShrinks, Decisions};
 use crate::pod::ContainerKey;
 
-/// The announced shrinks. An agent that restarts announces them anew, because until then the records still have all CPUs.
+/// The announced shrinks. They follow from [`Decisions::waiting`], and later decisions get them back as [`AnnouncedShrinks`]. An
+/// agent that restarts announces them anew, because until then the records still have all CPUs.
 #[derive(Debug, Default)]
 pub(super) struct PendingShrinks {
     shrinks: BTreeMap<ContainerKey, PendingShrink>,
@@ -19,8 +20,29 @@ struct PendingShrink {
     /// What will be left; empty for the shared CPUs.
     left: CpuSet,
     due: Instant,
-    /// Whether a turn has decided after the delay. The timer tries again what then failed.
-    is_decided: bool,
+    /// When the container's delay began, however often it has been resized since.
+    since: Instant,
+    /// Whether a turn has carried it out or tried to. If that failed, the timer tries again, so nobody needs to be woken.
+    was_tried: bool,
+}
+
+// === impl PendingShrink ===
+
+impl PendingShrink {
+    /// A shrink after the one that was announced so far, if any. What was announced needs no other delay. Whoever resizes a
+    /// container again and again keeps its CPUs for at most two delays.
+    fn new(left: CpuSet, former: Option<&Self>, (now, delay): (Instant, Duration)) -> Self {
+        let former = former.filter(|former| former.due > now);
+        let since = former.map_or(now, |former| former.since);
+        let latest = (now + delay).min(since + 2 * delay);
+        let announced = former.filter(|former| former.left.is_subset(&left));
+        Self {
+            left,
+            due: announced.map_or(latest, |former| former.due),
+            since,
+            was_tried: false,
+        }
+    }
 }
 
 // === impl PendingShrinks ===
@@ -35,23 +57,29 @@ impl PendingShrinks {
         announced
     }
 
-    /// Takes the shrinks that wait by the decisions about some pods. Returns those that are new, or leave other CPUs than so
-    /// far: their delay begins now.
+    /// Updates the shrinks after a decision about the pods for which `is_meant` holds. Returns those that are new, or leave
+    /// other CPUs than so far.
     pub(super) fn note(
         &mut self,
-        waiting: &WaitingShrinks,
+        decisions: &Decisions,
         (is_meant, ledger): (impl Fn(&str) -> bool, &Ledger),
         (now, delay): (Instant, Duration),
     ) -> Vec<ContainerKey> {
+        let Decisions {
+            waiting, desired, ..
+        } = decisions;
         self.shrinks.retain(|key, shrink| {
             if !is_meant(key.uid.as_str()) || waiting.contains_key(key) {
                 return true;
             }
             let pod = ledger.assignments.get(key.uid.as_str());
             let own = pod.and_then(|pod| pod.containers.get(&key.container));
-            let is_under_way =
-                shrink.due <= now && own.is_some_and(|own| own.len() > shrink.left.len());
-            shrink.is_decided = is_under_way;
+            let plan = desired.pod(key.uid.as_str());
+            let wanted = plan.and_then(|plan| plan.assignment.containers.get(&key.container));
+            let wanted = wanted.map_or(0, CpuSet::len);
+            // A resize that was taken back leaves nothing to be due, or the next one would have no delay.
+            let is_under_way = shrink.due <= now && own.is_some_and(|own| own.len() > wanted);
+            shrink.was_tried = is_under_way;
             is_under_way
         });
         let is_new = |key: &ContainerKey, left: &CpuSet| {
@@ -65,11 +93,8 @@ impl PendingShrinks {
             .map(|(key, _)| key.clone())
             .collect();
         for key in &new {
-            let shrink = PendingShrink {
-                left: waiting.get(key).cloned().unwrap_or_default(),
-                due: now + delay,
-                is_decided: false,
-            };
+            let left = waiting.get(key).cloned().unwrap_or_default();
+            let shrink = PendingShrink::new(left, self.shrinks.get(key), (now, delay));
             self.shrinks.insert(key.clone(), shrink);
         }
         new
@@ -77,7 +102,7 @@ impl PendingShrinks {
 
     /// When the next delay is over.
     pub(super) fn due(&self) -> Option<Instant> {
-        let waiting = self.shrinks.values().filter(|shrink| !shrink.is_decided);
+        let waiting = self.shrinks.values().filter(|shrink| !shrink.was_tried);
         waiting.map(|shrink| shrink.due).min()
     }
 
@@ -103,17 +128,35 @@ impl PendingShrinks {
 mod tests {
     use super::*;
 
+    use crate::pin::decide::WaitingShrinks;
+
     const DELAY: Duration = Duration::from_secs(5);
 
     fn waiting(left: &str) -> WaitingShrinks {
         [(ContainerKey::new("a", "main"), left.parse().unwrap())].into()
     }
 
-    fn note(shrinks: &mut PendingShrinks, waiting: &WaitingShrinks, now: Instant) -> usize {
+    /// Notes decisions by which the container owns so many of its three CPUs.
+    fn decided(
+        shrinks: &mut PendingShrinks,
+        (waiting, wanted): (&WaitingShrinks, &str),
+        now: Instant,
+    ) -> usize {
         let mut ledger = Ledger::default();
         ledger.add_if_missing("a", "main", &"2-4".parse().unwrap());
-        let new = shrinks.note(waiting, (|_: &str| true, &ledger), (now, DELAY));
+        let mut decisions = Decisions {
+            waiting: waiting.clone(),
+            ..Decisions::default()
+        };
+        let plan = decisions.desired.pod_mut("a");
+        let containers = &mut plan.assignment.containers;
+        containers.insert("main".to_owned(), wanted.parse().unwrap());
+        let new = shrinks.note(&decisions, (|_: &str| true, &ledger), (now, DELAY));
         new.len()
+    }
+
+    fn note(shrinks: &mut PendingShrinks, waiting: &WaitingShrinks, now: Instant) -> usize {
+        decided(shrinks, (waiting, "2-4"), now)
     }
 
     #[test]
@@ -135,10 +178,42 @@ mod tests {
         let (mut shrinks, now) = (PendingShrinks::default(), Instant::now());
         note(&mut shrinks, &waiting("2-3"), now);
         let later = now + DELAY;
-        assert_eq!(note(&mut shrinks, &WaitingShrinks::new(), later), 0);
+        let none = WaitingShrinks::new();
+        assert_eq!(decided(&mut shrinks, (&none, "2-3"), later), 0);
         assert_eq!(shrinks.due(), None);
         let announced = shrinks.announced(later);
         assert_ne!(announced, AnnouncedShrinks::default());
+    }
+
+    #[test]
+    fn the_shrink_after_one_that_was_taken_back_has_its_own_delay() {
+        let (mut shrinks, now) = (PendingShrinks::default(), Instant::now());
+        note(&mut shrinks, &waiting("2-3"), now);
+        let later = now + DELAY;
+        // The CPUs have not gone yet.
+        note(&mut shrinks, &WaitingShrinks::new(), later);
+        assert_eq!(shrinks.announced(later), AnnouncedShrinks::default());
+        assert_eq!(note(&mut shrinks, &waiting("2-3"), later), 1);
+        assert_eq!(shrinks.due(), Some(later + DELAY));
+    }
+
+    #[test]
+    fn resizes_that_follow_each_other_hold_the_cpus_for_two_delays_at_most() {
+        let (mut shrinks, now) = (PendingShrinks::default(), Instant::now());
+        note(&mut shrinks, &waiting("2-3"), now);
+        note(&mut shrinks, &waiting("2"), now + DELAY / 2);
+        let due = Some(now + DELAY / 2 + DELAY);
+        assert_eq!(shrinks.due(), due);
+        // Fewer CPUs will go than were announced.
+        assert_eq!(note(&mut shrinks, &waiting("2-3"), now + DELAY), 1);
+        assert_eq!(shrinks.due(), due);
+        let late = now + DELAY / 4 * 5;
+        note(&mut shrinks, &waiting("2"), late);
+        assert_eq!(shrinks.due(), Some(now + 2 * DELAY));
+        // The next shrink has a delay of its own.
+        let after = now + 3 * DELAY;
+        note(&mut shrinks, &waiting(""), after);
+        assert_eq!(shrinks.due(), Some(after + DELAY));
     }
 
     #[test]

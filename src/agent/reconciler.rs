@@ -195,12 +195,12 @@ impl Reconciler {
         self.finish_turn(due.trigger, begun, end, &mut is_urgent);
     }
 
-    /// Runs a turn about all pods for a runtime request. For CreateContainer, `creates` is the uid
-    /// of the container's pod.
+    /// Runs a turn about all pods for a runtime request. For CreateContainer, `creates` has the uid of the pod and the name of
+    /// the container.
     pub(super) fn reconcile_for(
         &mut self,
         trigger: Trigger,
-        creates: Option<&str>,
+        creates: Option<(&str, &str)>,
     ) -> Option<TurnResult> {
         let begun = Instant::now();
         self.read_changes();
@@ -574,7 +574,9 @@ mod tests {
 
     use super::*;
     use crate::agent::config::{Config, EnforcementChoice};
+    use crate::agent::live_files::{LiveFiles, LiveValues};
     use crate::host::container_files::ContainerFolders;
+    use crate::pod::ContainerKey;
 
     /// A machine of folders and files: cgroup v1 with an empty tree of pods, and a list of online CPUs.
     fn machine(root: &std::path::Path) -> AgentNode {
@@ -599,7 +601,42 @@ mod tests {
         AgentNode::apart(config).unwrap()
     }
 
-    /// A pod may end while no agent runs. The folder of one that still has its cgroup stays the same one.
+    #[test]
+    fn a_live_file_that_cannot_be_written_is_removed() {
+        let root = tempfile::tempdir().unwrap();
+        let mut node = machine(root.path());
+        let base = root.path().join("live");
+        let folders = ContainerFolders::new(&base);
+        node.live_folders = Some(folders.clone());
+        let (mut live, key) = (LiveFiles::default(), ContainerKey::new("a", "main"));
+        let values = |cpus: &str| LiveValues {
+            cpus: cpus.parse().unwrap(),
+            ..LiveValues::default()
+        };
+        live.open(&node, &key, &values("2-3")).unwrap();
+        let folder = folders.path("a", "main").unwrap();
+        // Nobody can write a temporary file now.
+        fs::create_dir(folder.join(".new")).unwrap();
+        live.set_cpus(&node, &key, &values("2-5"));
+        assert!(!folder.join("cpus").exists());
+        let failures: Vec<String> = live.failures().collect();
+        assert!(failures[0].contains("not up to date"), "{failures:?}");
+        fs::remove_dir(folder.join(".new")).unwrap();
+        live.set_cpus(&node, &key, &values("2-5"));
+        let text = fs::read_to_string(folder.join("cpus")).unwrap();
+        assert_eq!((text.as_str(), live.failures().count()), ("2-5\n", 0));
+        // A container whose folder can't be made has none, and is forgotten with its pod.
+        fs::write(base.join("containers/b"), "").unwrap();
+        live.open(&node, &ContainerKey::new("b", "main"), &values("4"))
+            .unwrap_err();
+        assert_eq!(live.containers().count(), 1);
+        let failures: Vec<String> = live.failures().collect();
+        assert!(failures[0].contains("has no files"), "{failures:?}");
+        live.retain(&node, |uid| uid == "a");
+        assert_eq!(live.failures().count(), 0);
+    }
+
+    /// A pod may end while no agent runs. The folder of a pod that is still there must stay, because a mount follows it.
     #[test]
     fn the_live_files_of_pods_that_are_gone_are_removed() {
         let root = tempfile::tempdir().unwrap();

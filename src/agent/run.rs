@@ -433,7 +433,8 @@ pub fn lock(folder: &Path) -> anyhow::Result<Flock<File>> {
     })
 }
 
-/// Removes the live files that an earlier agent wrote, if this one writes none, because nobody would keep them true.
+/// Removes the live files that an earlier agent wrote, if this one writes none, because nobody would keep them true. In a pod that
+/// only observes, the agent has no mount of them, and they stay.
 fn end_live_files(node: &AgentNode) {
     let runtime = &node.config.runtime;
     if runtime.live_folder().is_none()

@@ -97,13 +97,17 @@ impl Reconciler {
     }
 
     /// Decides about all pods, because the container's pod alone was not enough.
-    fn admit_with_all_pods(&mut self, (uid, container): (&str, &str)) -> Option<TurnResult> {
-        let result = self.reconcile_for(Trigger::Create, Some(uid))?;
-        // The turn gave up CPUs for the container, and a second one assigns them.
-        if self.world.release_backoff.due().is_some() && result.lacks(uid, container) {
-            return self
-                .reconcile_for(Trigger::Create, Some(uid))
-                .or(Some(result));
+    fn admit_with_all_pods(&mut self, request: (&str, &str)) -> Option<TurnResult> {
+        let mut result = self.reconcile_for(Trigger::Create, Some(request))?;
+        for _ in 0..turn::MORE_FOR_CREATION {
+            let has_released = self.world.release_backoff.due().is_some();
+            if !result.may_get_more(request, has_released) {
+                break;
+            }
+            let Some(next) = self.reconcile_for(Trigger::Create, Some(request)) else {
+                break;
+            };
+            result = next;
         }
         Some(result)
     }

@@ -179,9 +179,11 @@ impl World {
     }
 
     /// Notes the end of a turn of all pods. What the turn itself has changed needs one more
-    /// decision.
+    /// decision, and so does a shrink whose delay it has ended.
     pub fn turn_completed(&mut self) {
-        self.must_decide = self.mirror.take_changed();
+        let due = self.shrinks.due();
+        self.must_decide =
+            self.mirror.take_changed() || due.is_some_and(|due| due <= Instant::now());
         self.recently_assigned = CpuSet::new();
         self.is_first = false;
     }

@@ -1,4 +1,4 @@
-//! [`ContainerFolders`]: a folder of small text files for each of some containers, which the container runtime mounts into the
+//! [`ContainerFolders`]: for each pinned container, a folder of small text files, which the container runtime mounts into the
 //! container.
 //!
 //! A bind mount follows the folder's inode, so the folder of a container is made once and stays until its pod is gone. A file is

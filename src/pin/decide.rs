@@ -271,7 +271,11 @@ fn place(inputs: &DecisionInput<'_>, ledger: &Ledger, requests: &[PodRequest<'_>
     for pod in requests {
         placing.keep(pod);
     }
-    for pod in requests {
+    // A container that only grows has CPUs to run on, so one that has none is served before it.
+    let (first, later): (Vec<_>, Vec<_>) = requests
+        .iter()
+        .partition(|pod| pod.has_none(placing.assignments.get(&pod.key)));
+    for pod in first.into_iter().chain(later) {
         placing.gain(pod);
     }
     let place::PlacementPass {

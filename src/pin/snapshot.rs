@@ -86,7 +86,7 @@ pub struct ContainerState {
     pub entitlement: Entitlement,
     /// The assigned CPUs; `None` in the shared pool.
     pub assigned: Option<CpuSet>,
-    /// What a shrink will leave that the program was told of and that waits for its delay; the empty set for the shared pool.
+    /// The CPUs that are left after an announced shrink; the empty set for the shared pool; `None` without one.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub upcoming: Option<CpuSet>,
     /// The CPUs effective for the container according to the kernel; `None` without a cgroup.
@@ -259,7 +259,8 @@ pub fn containers(
             refused,
             ..
         } = decision.clone();
-        let (upcoming, lasts) = lasting(decisions, (uid, &container.name), assigned.as_ref());
+        let (upcoming, cpus_after) =
+            cpus_after_shrink(decisions, (uid, &container.name), assigned.as_ref());
         states.push(ContainerState {
             namespace: pod.namespace.clone(),
             pod: pod.name.clone(),
@@ -292,10 +293,10 @@ pub fn containers(
             running: cgroup.is_some_and(|cgroup| cgroup.populated),
             created: cgroup.is_some() || container.runtime_id.is_some() || pod.finished,
             finished: pod.finished,
-            threads: threads(pod, decision.container, lasts),
+            threads: threads(pod, decision.container, cpus_after),
             upcoming: upcoming.cloned(),
             bindings: pod.binding_advice(decision.container, assigned.as_ref()),
-            ranks: pod::rank_environment(pod, decision.container, lasts, topology),
+            ranks: pod::rank_environment(pod, decision.container, cpus_after, topology),
             assigned,
             injected: None,
             required: pod::is_required(pod),
@@ -310,9 +311,9 @@ pub fn containers(
     states
 }
 
-/// What a pending shrink will leave a container, and the CPUs that it keeps: whoever sizes a thread pool now shall size it for
+/// What an announced shrink will leave a container, and the CPUs that it keeps: whoever sizes a thread pool now shall size it for
 /// these.
-fn lasting<'a>(
+fn cpus_after_shrink<'a>(
     decisions: &'a Decisions,
     (uid, container): (Option<&str>, &str),
     assigned: Option<&'a CpuSet>,

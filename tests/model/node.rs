@@ -60,7 +60,7 @@ pub(crate) enum Turn<'a> {
     /// All pods.
     All,
     /// All pods for a request. For CreateContainer, the uid of the container's pod.
-    AllFor(Option<&'a str>),
+    AllFor(Option<(&'a str, &'a str)>),
 }
 
 /// How a turn ended.
@@ -526,11 +526,11 @@ impl Kernel for ModelNode<'_> {
         None
     }
 
-    fn live_folders(&self) -> Vec<(String, Vec<String>)> {
+    fn live_folders(&self) -> Result<Vec<(String, Vec<String>)>, String> {
         let run = self.run.borrow();
         let files = run.world.files.keys();
         let folder = |(pod, at): &(usize, usize)| (pod.to_string(), vec![format!("c{at}")]);
-        files.map(folder).collect()
+        Ok(files.map(folder).collect())
     }
 
     fn make_live_folder(&self, uid: &str, container: &str) -> Result<(), String> {

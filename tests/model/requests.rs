@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 
-use pinfold::agent::turn::TurnResult;
+use pinfold::agent::turn::{MORE_FOR_CREATION, TurnResult};
 use pinfold::agent::world::{PodStore, World as AgentWorld};
 use pinfold::agent::{RuntimePod, RuntimeUpdate};
 use pinfold::cpu::CpuSet;
@@ -428,7 +428,7 @@ impl<'a> Agent<'a> {
                 let all = self.all_of_runtime();
                 self.state.take_runtime(all);
             }
-            Act::Elapse => self.state.end_delays(),
+            Act::Elapse => self.state.elapse_delays(),
             Act::List if self.list == ApiList::Never => {}
             Act::List => {
                 self.list = ApiList::Arrived;
@@ -743,17 +743,21 @@ impl<'a> Agent<'a> {
             other => return Err(format!("a turn about one pod ended so: {other:?}")),
         }
         let creates = match turn {
-            Turn::Admit(uid, _) => Some(uid),
+            Turn::Admit(uid, container) => Some((uid, container)),
             _ => None,
         };
-        let Some(result) = self.run_of_all(Turn::AllFor(creates), &mut || false, left)? else {
+        let Some(mut result) = self.run_of_all(Turn::AllFor(creates), &mut || false, left)? else {
             return Ok(None);
         };
-        if let Turn::Admit(uid, container) = turn
-            && self.state.has_released()
-            && result.lacks(uid, container)
-        {
-            return self.run_of_all(Turn::AllFor(creates), &mut || false, left);
+        for _ in 0..MORE_FOR_CREATION {
+            let has_released = self.state.has_released();
+            if creates.is_none_or(|request| !result.may_get_more(request, has_released)) {
+                break;
+            }
+            let Some(next) = self.run_of_all(Turn::AllFor(creates), &mut || false, left)? else {
+                return Ok(None);
+            };
+            result = next;
         }
         Ok(Some(result))
     }
@@ -1025,7 +1029,7 @@ impl<'a> Agent<'a> {
         for _ in 0..4 {
             let planned = self.plan();
             blocked |= self.setup.is_hopeless(&self.world, &planned);
-            self.state.end_delays();
+            self.state.elapse_delays();
             self.go(Act::Reconcile)?;
         }
         let planned = self.plan();

@@ -5,7 +5,7 @@
 use super::PLAIN;
 use super::agent::{Setup, Shape};
 use super::events::Event;
-use super::kernel::{KINDS, KernelKind};
+use super::kernel::{KINDS, KernelKind, leaf_node, set};
 use super::node::Flaw;
 use super::requests::{Act, Agent, Request, runs, told};
 use super::requests_tests::{and, begin, every};
@@ -113,13 +113,35 @@ fn a_creation_ends_the_delay_only_if_it_needs_the_cpus_and_they_are_enough() {
             for (wanted, expected) in [(2, (2, 2)), (3, (1, 3)), (4, (2, 0))] {
                 let setup = setup(kind, &[shape, Shape::One(wanted)]);
                 let resized = and(grown(shape), [Run(1), Happen(Event::Resize(0))]);
-                // With an agent that has announced the shrink, and with one that has not even seen it.
-                for acts in [and(resized.clone(), [Reconcile]), resized] {
+                // With an agent that has announced the shrink, with one that has not even seen it, and with one that has
+                // restarted since.
+                let announced = and(resized.clone(), [Reconcile]);
+                let restarted = and(announced.clone(), [Act::Kill(0)]);
+                for acts in [announced, resized, restarted] {
                     let acts = and(acts, [Ask(Create(1, 0))]);
                     assert_eq!(owned(&setup, &acts), expected, "{kind:?} {wanted}");
                 }
             }
         }
+    }
+}
+
+/// A container is created while the CPUs of another one of the pod are about to go: the record has them until they are gone.
+#[test]
+fn the_record_names_the_cpus_of_a_shrink_until_it_is_done() {
+    for kind in KINDS {
+        let setup = setup(kind, &[Shape::Two(1, 1), Shape::One(2)]);
+        let shrinks = and(grown(Shape::Two(1, 1)), [Happen(Event::Resize(0))]);
+        let restarts = [Reconcile, Act::End(0, 0), Elapse, Ask(Create(0, 0))];
+        let acts = and(shrinks, restarts);
+        let agent = Agent::after(&setup, &acts).unwrap_or_else(|broken| panic!("{broken}"));
+        let effective = set(agent.world.kernel.effective(leaf_node(0, 1, 0)));
+        let owned = agent.owned(0);
+        assert!(effective.is_subset(&owned), "{kind:?}: {effective} {owned}");
+        let agent = agent.then(&[Run(1), Ask(Create(1, 0)), Act::Appear(1, 0)]);
+        let mut agent = agent.unwrap_or_else(|broken| panic!("{broken}"));
+        agent.settle().unwrap();
+        assert_eq!(agent.owned(1).len(), 2, "{kind:?}");
     }
 }
 

@@ -252,7 +252,7 @@ impl ReportedContainer {
             reason: "ThreadCountChanged",
             note: format!(
                 "should now use {} in each process instead of {before}, because {cpus}; its environment keeps the number from \
-                 its start, and a program that can follow finds the present one in /run/pinfold/threads",
+                 its start, and a program that can follow finds the present one in /run/pinfold/threads if its container has live files",
                 counted(now, "intra-op thread")
             ),
         })

@@ -1,19 +1,19 @@
 //! [`LiveMounts`]: the mount of a container's live files.
 
 use std::collections::BTreeSet;
-use std::path::Path;
+use std::path::{Component, Path, PathBuf};
 use std::sync::{Mutex, PoisonError};
 
 use crate::agent::live_files::MOUNT;
 use crate::nri::{Container, Mount};
 
-/// How many containers are remembered of which the log says that they get no mount.
+/// How many containers the log has named are remembered, so that each is named once.
 const REMEMBERED: usize = 1000;
 
 /// The options of the mount. A change in the container's mounts never reaches the host's, and nothing in the folder can run.
 const OPTIONS: [&str; 6] = ["bind", "ro", "nosuid", "nodev", "noexec", "rprivate"];
 
-/// The mounts of live files, and the containers of which the log says that they get none.
+/// The mounts of live files. Remembers which containers the log has named because they get none.
 #[derive(Debug, Default)]
 pub(super) struct LiveMounts {
     noted: Mutex<BTreeSet<(String, String)>>,
@@ -60,12 +60,14 @@ impl LiveMounts {
 /// Whether a volume is mounted at the folder's path, above it or below it. Some images have a link from `/var/run` to `/run`.
 /// A temporary file system at `/run` is the runtime's own, and empty.
 fn is_in_the_way(mount: &Mount) -> bool {
-    let at = mount.destination.trim_end_matches('/');
-    let at = at.strip_prefix("/var").unwrap_or(at);
-    match at.strip_prefix(MOUNT) {
-        Some(rest) => rest.is_empty() || rest.starts_with('/'),
-        None => at == "/run" && mount.kind != "tmpfs",
-    }
+    // Kubernetes leaves `//` and `/.` in a path.
+    let at: PathBuf = Path::new(&mount.destination)
+        .components()
+        .filter(|part| matches!(part, Component::Normal(_)))
+        .collect();
+    let at = at.strip_prefix("var").unwrap_or(&at);
+    let folder = Path::new(MOUNT.trim_start_matches('/'));
+    at.starts_with(folder) || at == Path::new("run") && mount.kind != "tmpfs"
 }
 
 #[cfg(test)]
@@ -107,6 +109,9 @@ mod tests {
             "/run",
             "/var/run",
             "/run/pinfold/x",
+            "/run//pinfold",
+            "/run/./pinfold",
+            "//run",
         ] {
             assert_eq!(mounts(own, "bind"), [], "{own}");
         }

@@ -60,10 +60,11 @@ pub fn admit(
     if is_lacking(&decisions) && world.forget_ended_owners(kernel) {
         decisions = decide(world);
     }
-    let needs_shrinks = is_lacking(&decisions) && end_delays(world, context, (uid, container));
-    if needs_shrinks
-        || is_lacking(&decisions) && may_free_cpus(world, kernel, context)
-        || !decisions.moves.is_empty()
+    // Delays of shrinks end only if nothing else helps.
+    if !decisions.moves.is_empty()
+        || is_lacking(&decisions)
+            && (may_free_cpus(world, kernel, context)
+                || end_delays_if_enough(world, context, (uid, container)))
     {
         return Err(NeedsAllPods);
     }
@@ -82,12 +83,12 @@ pub fn admit(
         drift: Vec::new(),
         lost: world.ledger.lost.clone(),
         errors,
+        ended_delays: false,
     })
 }
 
-/// Ends the delays of shrinks that keep CPUs from a container which could have all of its own otherwise. Returns whether any has
-/// ended.
-fn end_delays(
+/// Ends the delays of shrinks if the container gets all its CPUs by that. Returns whether any has ended.
+pub(super) fn end_delays_if_enough(
     world: &mut World,
     context: &TurnContext<'_>,
     (uid, container): (&str, &str),
@@ -100,11 +101,10 @@ fn end_delays(
     let pods = world.pods_list();
     let decisions = world.decide(context.node, (&pods, world.observed()), 0);
     world.note_shrinks(&decisions, None, delay);
-    let own: PodList = world.pods().pod(uid).into_iter().collect();
-    world.end_delays_for(|world, ledger| {
-        let only = world.observed().only(uid).unwrap_or_default();
-        let decisions = world.decide_with(context.node, (&own, &only), 0, ledger);
-        let gets = decision(&own, uid, container, &decisions);
+    world.free_waiting_cpus(|world, ledger| {
+        // Other containers may want the CPUs, too.
+        let decisions = world.decide_with(context.node, (&pods, world.observed()), 0, ledger);
+        let gets = decision(&pods, uid, container, &decisions);
         gets.is_some_and(|decision| !lacks(decision))
     })
 }
@@ -138,6 +138,7 @@ fn size(
         drift: Vec::new(),
         lost: world.ledger.lost.clone(),
         errors: Vec::new(),
+        ended_delays: false,
     }
 }
 
@@ -194,6 +195,10 @@ fn record(
 ) -> Result<Vec<String>, NeedsAllPods> {
     let (desired, enforcement) = (&decisions.desired, context.node.enforcement);
     let wanted = desired.assignment(uid);
+    // Another container of the pod gives up CPUs and may still run there. The record must have them until the step is done.
+    if !world.ledger.of(uid).cpus().is_subset(&wanted.cpus()) {
+        return Err(NeedsAllPods);
+    }
     let observed = world.mirror.observed().only(uid).ok_or(NeedsAllPods)?;
     let pod = &observed.pods.first().ok_or(NeedsAllPods)?.cgroup;
     // The runtime can't give a container CPUs outside the pod's set.

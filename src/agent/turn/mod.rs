@@ -23,6 +23,10 @@ use crate::pin::decide::{Decision, DecisionContext, Decisions};
 use crate::pin::{Drift, Observed};
 use crate::pod::{Entitlement, PodList, RecognizedPod};
 
+/// How many turns about all pods may follow the first one for a creation: one assigns what the first gave up, and ends delays of
+/// shrinks; another one gives up those CPUs, and the last one assigns them.
+pub const MORE_FOR_CREATION: usize = 3;
+
 /// What a turn needs to know about the node.
 #[derive(Debug, Clone, Copy)]
 pub struct TurnContext<'a> {
@@ -53,6 +57,8 @@ pub struct TurnResult {
     pub lost: CpuSet,
     /// Failed steps, as sentences.
     pub errors: Vec<String>,
+    /// Whether delays of shrinks have ended for the container of a CreateContainer request, so that the next turn takes the CPUs.
+    pub ended_delays: bool,
 }
 
 // === impl TurnResult ===
@@ -61,6 +67,12 @@ impl TurnResult {
     /// `None` for a container outside the pod's description.
     pub fn decision(&self, uid: &str, container: &str) -> Option<&Decision> {
         decision(&self.pods, uid, container, &self.decisions)
+    }
+
+    /// Whether another turn about all pods may give more CPUs to a container that is being created. `has_released`: this one gave
+    /// up CPUs, which the next one can assign.
+    pub fn may_get_more(&self, (uid, container): (&str, &str), has_released: bool) -> bool {
+        (has_released || self.ended_delays) && self.lacks(uid, container)
     }
 
     /// Whether a container gets fewer exclusive CPUs than its entitlement.

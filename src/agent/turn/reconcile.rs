@@ -2,6 +2,7 @@
 
 use std::time::Instant;
 
+use super::admit::end_delays_if_enough;
 use super::{TurnContext, TurnResult, keep_assignment, note_moves};
 use crate::agent::kernel::Kernel;
 use crate::agent::mirror::Reading;
@@ -71,18 +72,23 @@ pub fn reconcile(
 }
 
 /// A turn about all pods for a runtime request that one about its pod could not satisfy. It reads
-/// every pod again. For CreateContainer, `creates` is the uid of the container's pod, whose
-/// assignments are kept until the cgroup exists.
+/// every pod again. For CreateContainer, `creates` has the pod's uid and the container's name. The pod's
+/// assignments are kept until the cgroup exists, and delays of shrinks end if the container needs their CPUs and nothing else
+/// will be free for it.
 pub fn reconcile_for(
     world: &mut World,
     kernel: &impl Kernel,
     context: &TurnContext<'_>,
-    creates: Option<&str>,
+    creates: Option<(&str, &str)>,
 ) -> TurnEnd {
     world.sweep();
-    let end = reconcile(world, kernel, context, &mut || false);
-    if let (TurnEnd::Done(result), Some(uid)) = (&end, creates) {
+    let mut end = reconcile(world, kernel, context, &mut || false);
+    if let (TurnEnd::Done(result), Some((uid, container))) = (&mut end, creates) {
         keep_assignment(world, uid, &result.pods, &result.decisions);
+        let has_released = world.release_backoff.due().is_some();
+        result.ended_delays = !has_released
+            && result.lacks(uid, container)
+            && end_delays_if_enough(world, context, (uid, container));
     }
     end
 }
@@ -94,7 +100,7 @@ fn run(
     is_urgent: &mut dyn FnMut() -> bool,
 ) -> Result<TurnResult, EarlyEnd> {
     let (begun, mut errors) = (Instant::now(), Vec::new());
-    world.live.list(kernel);
+    world.list_live_files(kernel);
     observe(world, kernel, is_urgent, &mut errors)?;
     if !world.update_must_decide() {
         return Err(EarlyEnd::Unchanged);
@@ -118,7 +124,7 @@ fn run(
     let may_end = drift.is_empty() && decisions.moves.is_empty() && !world.is_first;
     let mut is_urgent = || may_end && is_urgent();
     let owned = world.ledger.exclusive();
-    world.write_live_cpus(kernel, &decisions, None);
+    world.write_live_cpus(kernel, (&decisions, &steps), None);
     let applied = apply(world, kernel, steps, &mut is_urgent);
     errors.extend(world.account(&applied));
     let is_complete = applied.len() == count;
@@ -147,7 +153,7 @@ fn run(
         return Err(end);
     }
     if !applied.is_empty() {
-        world.write_live_cpus(kernel, &decisions, None);
+        world.write_live_cpus(kernel, (&decisions, &[]), None);
     }
     note_drift_left(world, context, &applied);
     world.forget_ended_unrecorded();
@@ -163,6 +169,7 @@ fn run(
         drift,
         lost,
         errors,
+        ended_delays: false,
     })
 }
 

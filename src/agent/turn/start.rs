@@ -135,7 +135,7 @@ fn put_in_force(
     let before = (!steps.is_empty()).then_some(observed);
     let meant: Vec<&str> = pods.iter().filter_map(|pod| pod.cgroup_uid()).collect();
     world.note_shrinks(&decisions, Some(&meant), node.policy.shrink_delay);
-    world.write_live_cpus(kernel, &decisions, Some(&meant));
+    world.write_live_cpus(kernel, (&decisions, &steps), Some(&meant));
     let heartbeat = world.heartbeat.clone();
     let applied = kernel.apply(steps, &mut |next: &Step| {
         heartbeat.begin(next.to_string());
@@ -152,7 +152,7 @@ fn put_in_force(
         world.mirror.note_steps(steps, Instant::now());
         world.note_changes(&kernel.changes());
         read(world, kernel, (uid, rivals))?;
-        world.write_live_cpus(kernel, &decisions, Some(&[uid]));
+        world.write_live_cpus(kernel, (&decisions, &[]), Some(&[uid]));
     }
     world.note_refusals(&pods, world.observed(), &mut decisions);
     Ok(TurnResult {
@@ -162,5 +162,6 @@ fn put_in_force(
         drift,
         lost: world.ledger.lost.clone(),
         errors,
+        ended_delays: false,
     })
 }

@@ -42,7 +42,7 @@ pub struct KnownPod<'a> {
     pub running: BTreeMap<&'a str, &'a CpuSet>,
     /// The containers with a process in the cgroup that is theirs now. While a container is replaced, its former cgroup may still
     /// count as running.
-    pub current: BTreeSet<&'a str>,
+    pub populated: BTreeSet<&'a str>,
 }
 
 /// What is known of the pods, by uid.
@@ -60,10 +60,10 @@ impl KnownPod<'_> {
         }
     }
 
-    /// Whether a program of the container runs that could still do something with its CPUs.
+    /// Whether the container's program runs, so that telling it about a shrink makes sense.
     pub(super) fn is_running(&self, container: &Container) -> bool {
         let name = container.name.as_str();
-        !container.ended && self.exists(name) && self.current.contains(name)
+        !container.ended && self.exists(name) && self.populated.contains(name)
     }
 
     /// Whether nothing is left of the container. It may come back.

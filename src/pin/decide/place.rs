@@ -241,23 +241,21 @@ impl<'a> PlacementPass<'a> {
 
     /// The CPUs that a container keeps if it is entitled to `wanted`: those that were announced, if any.
     fn shrunk(&self, pod: &PodRequest<'_>, (name, cpus): (&str, &CpuSet), wanted: usize) -> CpuSet {
-        if wanted >= cpus.len() {
-            return cpus.clone();
+        match wanted {
+            0 => return CpuSet::new(),
+            wanted if wanted >= cpus.len() => return cpus.clone(),
+            _ => {}
         }
-        if wanted == 0 {
-            return CpuSet::new();
-        }
-        let announced = self.inputs.shrinks;
-        let announced = announced.and_then(|shrinks| shrinks.left(&pod.container_key(name)));
-        if let Some(left) = announced.filter(|left| left.len() == wanted && left.is_subset(cpus)) {
-            return left.clone();
-        }
-        // CPUs that are not on offer go first.
+        // CPUs that are not on offer go first, also if they were announced to stay.
         let offered = Some(cpus.intersection(&self.available));
         let cpus = offered
             .filter(|offered| offered.len() >= wanted)
             .unwrap_or_else(|| cpus.clone());
-        self.part(pod, &cpus, wanted)
+        let announced = self.inputs.shrinks;
+        let left = announced.and_then(|shrinks| shrinks.left(&pod.container_key(name)));
+        let left = left.filter(|left| left.len() == wanted && left.is_subset(&cpus));
+        left.cloned()
+            .unwrap_or_else(|| self.part(pod, &cpus, wanted))
     }
 
     /// This many CPUs of a set that the pod has already.
@@ -558,6 +556,8 @@ impl<'a> PlacementPass<'a> {
                 let own = assignment.of_container(name);
                 let idle = pod.map(|pod| self.idle(pod, &own, &assignment.idle));
                 let movable = pod
+                    // The program was told which CPUs it will keep.
+                    .filter(|pod| !pod.waiting.contains_key(name))
                     // Moving away from withheld CPUs frees nothing that anybody could use.
                     .filter(|pod| pod.preferences.movable && cpus.is_disjoint(&self.withheld()))
                     .map(|pod| pod.preferences.request(cpus.len(), &self.near(pod)));

@@ -8,7 +8,7 @@ use crate::pod::{ContainerKey, Entitlement};
 /// The shrinks that wait: what each container will have when its delay is over; the empty set for the shared CPUs.
 pub type WaitingShrinks = BTreeMap<ContainerKey, CpuSet>;
 
-/// The shrinks that were announced to the programs.
+/// The agent's announced shrinks, as far as a decision needs them. Each was among the [`WaitingShrinks`] of an earlier decision.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct AnnouncedShrinks {
     shrinks: BTreeMap<ContainerKey, AnnouncedShrink>,
@@ -36,9 +36,9 @@ impl AnnouncedShrinks {
 
     /// Whether a shrink to so many CPUs was announced for long enough. More CPUs than announced may go only after another
     /// announcement.
-    fn is_due(&self, key: &ContainerKey, cpus: u32) -> bool {
+    fn is_due(&self, key: &ContainerKey, left: u32) -> bool {
         let shrink = self.shrinks.get(key);
-        shrink.is_some_and(|shrink| shrink.is_due && shrink.left.len() <= cpus as usize)
+        shrink.is_some_and(|shrink| shrink.is_due && shrink.left.len() <= left as usize)
     }
 }
 

@@ -39,7 +39,7 @@ fn decided_knowing(pods: &[Pod], claims: &[(&str, &str, &str)], facts: &Facts) -
         removed: facts.removed.iter().copied().collect(),
         stopped: facts.stopped.iter().copied().collect(),
         running: running.collect(),
-        current: facts.running.iter().map(|(name, _)| *name).collect(),
+        populated: facts.running.iter().map(|(name, _)| *name).collect(),
     };
     let known = [("a", known)].into();
     let node = TestNode::new(machine(), set("0-1"));

@@ -6,6 +6,10 @@ use crate::pod::{ContainerKey, Entitlement};
 /// The decisions about pod `a`, whose container runs on 4 CPUs. `announced` are CPUs that were announced to be left, and whether
 /// the delay is over.
 fn decided_after(pod: Pod, announced: Option<(&str, bool)>) -> Decisions {
+    decided_with(pod, announced, &ledger(&[("a", "main", "4-7")]))
+}
+
+fn decided_with(pod: Pod, announced: Option<(&str, bool)>, ledger: &Ledger) -> Decisions {
     let mut shrinks = AnnouncedShrinks::default();
     if let Some((left, is_due)) = announced {
         shrinks.add(ContainerKey::new("a", "main"), set(left), is_due);
@@ -13,7 +17,7 @@ fn decided_after(pod: Pod, announced: Option<(&str, bool)>) -> Decisions {
     let cpus = set("4-7");
     let known = KnownPod {
         running: [("main", &cpus)].into(),
-        current: ["main"].into(),
+        populated: ["main"].into(),
         ..KnownPod::default()
     };
     let known = [("a", known)].into();
@@ -26,7 +30,7 @@ fn decided_after(pod: Pod, announced: Option<(&str, bool)>) -> Decisions {
         shrinks: Some(&shrinks),
         ..node.input(&pods)
     };
-    decide(&inputs, &ledger(&[("a", "main", "4-7")]))
+    decide(&inputs, ledger)
 }
 
 fn waiting(decisions: &Decisions) -> Option<String> {
@@ -67,6 +71,15 @@ fn the_announced_cpus_stay() {
             "{other}"
         );
     }
+}
+
+/// They may have gone offline during the delay, or no longer be on offer.
+#[test]
+fn announced_cpus_that_are_gone_do_not_stay() {
+    let mut ledger = ledger(&[("a", "main", "4-7")]);
+    ledger.offered = Some(set("0-3,6-15"));
+    let then = decided_with(of_millis(2000), Some(("4-5", true)), &ledger);
+    assert_eq!(cpus(&then), ["6-7"]);
 }
 
 #[test]
@@ -117,6 +130,14 @@ fn growth_takes_the_nearest_cpus() {
     assert_eq!(grown("10-11", "4-5", 4), "8-11");
     assert_eq!(grown("4-5", "8-9", 6), "2-7");
     assert_eq!(grown("12-13", "8-11", 5), "2,12-15");
+}
+
+/// The creation of a container must not fail for the growth of another one.
+#[test]
+fn a_container_without_cpus_is_served_before_one_that_grows() {
+    let ledger = ledger(&[("a", "main", "2-7"), ("c", "main", "8-13")]);
+    let decisions = decided(&[app("a", 8), app("b", 2), app("c", 6)], &ledger);
+    assert_eq!(cpus(&decisions), ["2-7", "14-15", "8-13"]);
 }
 
 /// A container is replaced while its shrink waits: nobody has to be told, and the runtime may write only what stays.
