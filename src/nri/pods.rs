@@ -124,6 +124,7 @@ pub fn pod<'a>(sandbox: &PodSandbox, containers: impl IntoIterator<Item = &'a Co
         containers: containers.collect(),
         qos_reported: class,
         ids: ContainerIds::Runtime,
+        is_of_runtime: true,
         ..Pod::default()
     };
     pod.share_limits();

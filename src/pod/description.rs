@@ -41,6 +41,8 @@ pub struct Pod {
     pub qos_reported: Option<Qos>,
     /// The source of the runtime ids of the pod's containers.
     pub ids: ContainerIds,
+    /// Whether only the container runtime describes the pod: with the containers that exist so far, all as app containers.
+    pub is_of_runtime: bool,
 }
 
 /// The source of the runtime ids of a pod's containers, which show which cgroup belongs to which

@@ -8,8 +8,8 @@ use super::cpu_preferences::{SINGLE_CORES, wants_single_cores};
 use super::operator_labels::OPERATOR;
 use super::quantity::format_cpu;
 use super::{
-    CONTAINER_CPUS_ANNOTATION, CPUS_ANNOTATION, Container, ContainerIds, ContainerKind,
-    ContainerWish, Pod, RecognizedPod, Selector,
+    CONTAINER_CPUS_ANNOTATION, CPUS_ANNOTATION, Container, ContainerKind, ContainerWish, Pod,
+    RecognizedPod, Selector,
 };
 use crate::cpu::MAX_CPU;
 use crate::text::duration;
@@ -312,7 +312,7 @@ fn meant_to_share(pod: &RecognizedPod, container: &Container) -> Option<Result<S
     };
     // The runtime describes only the containers that exist, and all as app containers.
     let lacking = wishes.exclusive().find(lacks);
-    match lacking.filter(|_| pod.ids != ContainerIds::Runtime) {
+    match lacking.filter(|_| !pod.is_of_runtime) {
         Some(name) => Some(Err(format!(
             "annotation {CONTAINER_CPUS_ANNOTATION} names {name}, which is none of the pod's containers besides init containers; \
              write the name of one of them"

@@ -2,8 +2,8 @@
 
 use super::cpu_preferences::{NAMES, PREFIX};
 use super::{
-    CONTAINER_CPUS_ANNOTATION, CPUS_ANNOTATION, ContainerCpus, ContainerIds, PROCESSES_ANNOTATION,
-    Pod, THREADS_ANNOTATION,
+    CONTAINER_CPUS_ANNOTATION, CPUS_ANNOTATION, ContainerCpus, PROCESSES_ANNOTATION, Pod,
+    THREADS_ANNOTATION,
 };
 use crate::text::nearest;
 
@@ -47,8 +47,7 @@ pub(super) fn unread(pod: &Pod, container_cpus: &ContainerCpus) -> Vec<String> {
         )
     });
     // The runtime describes only the containers that exist so far.
-    let all_known = pod.ids != ContainerIds::Runtime;
-    let named = container_cpus.named().filter(|_| all_known);
+    let named = container_cpus.named().filter(|_| !pod.is_of_runtime);
     let lacking = named.filter(|name| {
         let mut containers = pod.containers.iter();
         !containers.any(|container| container.name == **name)
@@ -101,7 +100,7 @@ mod tests {
         );
         // The runtime may tell the container a moment later.
         let mut early = pod(&[("pinfold.io/container-cpus", "loger=shared")]);
-        early.ids = ContainerIds::Runtime;
+        early.is_of_runtime = true;
         assert_eq!(
             unread(&early, &ContainerCpus::of(&early)),
             Vec::<String>::new()
