@@ -1,7 +1,8 @@
 //! The cost of the plugin: the handlers' time with 0, 100 and 250 containers on the node, the longest time that a request
 //! waits because the agent is busy, what the question to a kubelet that chooses the CPUs adds, and the time added to a
 //! container's creation by a real containerd. The bench runs two series of containerd, in turns with and without the plugin.
-//! `PINFOLD_KERNEL_TESTS=1 cargo bench --bench nri` (`-- handlers`, `-- bursts`, `-- queue`, `-- kubelet` or `-- creation` for one part, `-- handlers 500` for a different number of
+//! `PINFOLD_KERNEL_TESTS=1 cargo bench --bench nri` (`-- handlers`, `-- bursts`, `-- queue`, `-- kubelet` or `-- creation`
+//! for one part, `-- handlers 500` for a different number of
 //! containers), as root, after `tests/runtime/prepare`
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 

@@ -12,7 +12,7 @@ use super::{
     PlacementSource,
 };
 use crate::cpu::{CpuSet, Layout, Topology};
-use crate::host::cgroup::Partition;
+use crate::host::cgroup::{ContainerCgroup, Partition};
 use crate::pod::{
     self, ContainerKind, Entitlement, PodRole, Qos, RankEnvironment, RecognizedPod,
     ThreadEnvironment, ThreadStatus,
@@ -276,10 +276,7 @@ pub fn containers(
             host_network: pod.host_network,
             entitlement,
             effective: cgroup.map(|cgroup| cgroup.cpuset.effective.clone()),
-            partition: cgroup
-                .map(|cgroup| &cgroup.cpuset.partition)
-                .filter(|partition| **partition != Partition::Unsupported)
-                .map(ToString::to_string),
+            partition: cgroup.and_then(partition_text),
             numa: topology.numa_of(
                 assigned
                     .as_ref()
@@ -309,6 +306,12 @@ pub fn containers(
         });
     }
     states
+}
+
+/// The partition state of a container's cgroup; `None` where the kernel has no partitions.
+fn partition_text(cgroup: &ContainerCgroup) -> Option<String> {
+    let partition = &cgroup.cpuset.partition;
+    (*partition != Partition::Unsupported).then(|| partition.to_string())
 }
 
 /// What an announced shrink will leave a container, and the CPUs that it keeps: whoever sizes a thread pool now shall size it for
