@@ -21,11 +21,13 @@ static POLICIES: LazyLock<[Policy; 3]> = LazyLock::new(|| {
             selector: "app in (train,x),!none".parse().ok(),
             training_only: true,
             single_cores: false,
+            ..Policy::default()
         },
         Policy {
             selector: None,
             training_only: false,
             single_cores: true,
+            ..Policy::default()
         },
     ]
 });
