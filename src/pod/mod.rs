@@ -100,3 +100,11 @@ pub const THREADS_ANNOTATION: &str = "pinfold.io/threads";
 /// The number of processes that share a container's CPUs, if the command line doesn't tell: a
 /// positive integer.
 pub const PROCESSES_ANNOTATION: &str = "pinfold.io/processes";
+
+/// The annotations above. Those of [`CpuPreferences`] come in addition.
+const POD_ANNOTATIONS: [&str; 4] = [
+    CPUS_ANNOTATION,
+    CONTAINER_CPUS_ANNOTATION,
+    THREADS_ANNOTATION,
+    PROCESSES_ANNOTATION,
+];

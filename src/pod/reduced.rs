@@ -11,10 +11,7 @@ use std::collections::BTreeMap;
 use super::cpu_preferences::{PREFIX, is_preference};
 use super::operator_labels::ROLE_KEYS;
 use super::variables::THREAD_VARIABLES;
-use super::{
-    CONTAINER_CPUS_ANNOTATION, CPUS_ANNOTATION, EnvSource, PROCESSES_ANNOTATION, Pod,
-    THREADS_ANNOTATION, variable_counts,
-};
+use super::{EnvSource, POD_ANNOTATIONS, Pod, variable_counts};
 
 /// How many bytes are kept of the beginning and of the end of a container's arguments. Launchers
 /// come at the beginning, and an inline script often ends with the program and its options.
@@ -195,13 +192,7 @@ pub(crate) fn reduced_labels(labels: &BTreeMap<String, String>) -> BTreeMap<Stri
 
 /// Whether a key is one of Pinfold's annotations for all pods.
 fn is_own(key: &str) -> bool {
-    let own = [
-        CPUS_ANNOTATION,
-        CONTAINER_CPUS_ANNOTATION,
-        THREADS_ANNOTATION,
-        PROCESSES_ANNOTATION,
-    ];
-    own.contains(&key) || is_preference(key)
+    POD_ANNOTATIONS.contains(&key) || is_preference(key)
 }
 
 /// The entries that fit. A value is cut at the limit rather than left out, because an unknown value
@@ -267,7 +258,7 @@ pub(crate) fn reduced_arguments(args: &[String], Ends { first, last }: Ends) -> 
 #[allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 mod tests {
     use super::*;
-    use crate::pod::{Container, RecognizedPod, Shared};
+    use crate::pod::{CPUS_ANNOTATION, Container, PROCESSES_ANNOTATION, RecognizedPod, Shared};
 
     /// How many bytes a pod's texts take.
     fn bytes(pod: &Pod) -> usize {

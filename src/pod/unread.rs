@@ -1,10 +1,7 @@
 //! [`unread`]: what Pinfold's annotations of a pod say in vain, because a name is mistyped.
 
 use super::cpu_preferences::{NAMES, PREFIX};
-use super::{
-    CONTAINER_CPUS_ANNOTATION, CPUS_ANNOTATION, ContainerCpus, PROCESSES_ANNOTATION, Pod,
-    THREADS_ANNOTATION,
-};
+use super::{CONTAINER_CPUS_ANNOTATION, ContainerCpus, POD_ANNOTATIONS, Pod};
 use crate::text::nearest;
 
 /// How many sentences a pod gets. Its author chooses the annotations.
@@ -28,13 +25,7 @@ const OTHERS: [&str; 11] = [
 /// A sentence for each annotation with Pinfold's prefix that nothing reads, and for each container that
 /// [`CONTAINER_CPUS_ANNOTATION`] names and the pod lacks.
 pub(super) fn unread(pod: &Pod, container_cpus: &ContainerCpus) -> Vec<String> {
-    let of_pod = [
-        CPUS_ANNOTATION,
-        CONTAINER_CPUS_ANNOTATION,
-        THREADS_ANNOTATION,
-        PROCESSES_ANNOTATION,
-    ];
-    let of_pod = of_pod.map(|key| key.strip_prefix(PREFIX).unwrap_or(key));
+    let of_pod = POD_ANNOTATIONS.map(|key| key.strip_prefix(PREFIX).unwrap_or(key));
     let known = [&of_pod[..], &NAMES[..]].concat();
     let names = pod.annotations.keys();
     let names = names.filter_map(|key| key.strip_prefix(PREFIX));
