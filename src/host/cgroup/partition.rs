@@ -333,6 +333,28 @@ mod tests {
         assert_eq!(enabled("cpuset cpu\n", "cpuset cpu io\n"), [""; 0]);
     }
 
+    /// The kernel may crash when a partition is made after it has lost CPUs. Partitions can always end.
+    #[test]
+    fn a_bar_keeps_partitions_from_being_made() {
+        let root = tempfile::tempdir().unwrap();
+        fs::write(root.path().join("cgroup.controllers"), "cpuset cpu\n").unwrap();
+        fs::create_dir(root.path().join("a")).unwrap();
+        let file = root.path().join("a").join(PARTITION);
+        fs::write(&file, "").unwrap();
+        let cgroups = Cgroups::detect(root.path()).unwrap();
+        let write = |kind| cgroups.clone().set_partition("a", kind);
+        cgroups.bar_partitions(true);
+        for kind in [PartitionKind::Root, PartitionKind::Isolated] {
+            let error = write(kind).unwrap_err();
+            assert!(error.to_string().contains("reboot the node"), "{error}");
+        }
+        assert_eq!(fs::read_to_string(&file).unwrap(), "");
+        write(PartitionKind::Member).unwrap();
+        assert_eq!(fs::read_to_string(&file).unwrap(), "member");
+        cgroups.bar_partitions(false);
+        write(PartitionKind::Root).unwrap();
+    }
+
     #[test]
     fn the_surroundings_on_v1_have_the_sets_above_and_foreign_exclusive_sets() {
         let root = tempfile::tempdir().unwrap();
