@@ -55,6 +55,8 @@ pub struct ObservedContainer {
     /// The container's name, if known. It comes from the pod's status, the container runtime, the
     /// record, or from being the pod's only cgroup. A pod sandbox has no name.
     pub name: Option<String>,
+    /// Whether a newer container has the container's name. This one has then no name.
+    pub superseded: bool,
     /// Whether Pinfold made the cgroup to keep CPUs idle. It then belongs to no container.
     pub idle: bool,
     /// Whether a status or the container runtime told the name, now or before the record was
@@ -190,6 +192,12 @@ impl ObservedContainer {
         }
     }
 
+    /// Whether the kubelet writes the container's set where its CPU Manager chooses the CPUs. It does so for running
+    /// containers, and of several with one name only for the newest.
+    pub(super) fn is_set_by_kubelet(&self) -> bool {
+        self.cgroup.populated && !self.superseded
+    }
+
     /// Whether the container is to run on the CPUs of its pod without owning any.
     pub(super) fn is_init(&self, plan: &PodPlan) -> bool {
         let name = self.name.as_ref().unwrap_or(&self.cgroup.id);
@@ -226,6 +234,7 @@ impl ObservedPod {
                 given_cpus: described.and_then(|described| described.given_cpus.clone()),
                 record,
                 name,
+                superseded: pod.is_some_and(|pod| pod.superseded.contains(&cgroup.id)),
                 idle: cgroup.id == IDLE_CGROUP,
                 by_id,
                 cgroup,

@@ -449,6 +449,7 @@ fn chart_values_reach_the_objects() {
             "noExecute=true",
             "updateStrategy.rollingUpdate.maxUnavailable=3",
             "kubeletDir=/data/kubelet",
+            "config.runtime.liveDir=/data/live",
         ],
     );
     for object in &objects {
@@ -521,7 +522,12 @@ fn chart_values_reach_the_objects() {
         update(json!([{"key": "pinfold.io/scene", "effect": "NoSchedule"}])),
         Verdict::Denied(..)
     ));
-    assert!(spec.to_string().contains("/data/kubelet/pod-resources"));
+    let spec = spec.to_string();
+    assert!(spec.contains("/data/kubelet/pod-resources"));
+    // The runtime mounts a live folder by its path on the node, so the agent needs the same path.
+    for mount in [r#""mountPath":"/data/live""#, r#""path":"/data/live""#] {
+        assert!(spec.contains(mount), "{mount}");
+    }
 }
 
 #[test]

@@ -78,6 +78,8 @@ pub(crate) struct PodState {
     pub(crate) grown: bool,
     /// The incarnation that the pod's status names, per container.
     pub(crate) named: [Option<u8>; CONTAINERS],
+    /// The ids of running containers that a newer one has replaced.
+    pub(crate) superseded: BTreeSet<String>,
 }
 
 /// The complete state, except for a half-applied plan.
@@ -265,6 +267,7 @@ impl Setup {
                 "worker".to_owned(),
             )]
             .into(),
+            superseded: state.superseded.clone(),
             ..Pod::default()
         };
         let has_one_owner = matches!(self.shapes[index], Shape::OneOwner(_));

@@ -15,7 +15,7 @@ use proptest::prelude::*;
 
 use super::agent::{Setup, Shape, World};
 use super::events::Event;
-use super::kernel::{Cpus, KernelKind, bits, leaf_node, path, pod_node, set};
+use super::kernel::{CONTAINERS, Cpus, KernelKind, bits, id, leaf_node, path, pod_node, set};
 use super::machine::{Broken, Move, describe, moment};
 use super::node::{End, Orders, Turn};
 
@@ -33,6 +33,8 @@ enum Act {
     Pod(usize),
     /// A container starts; or its process ends; or its cgroup goes.
     Container(usize, usize),
+    /// The runtime ends and loses track of a running container, so that the kubelet has it created again beside the first.
+    Again(usize, usize),
     /// The kubelet forgets the CPUs of a pod whose processes have ended.
     Free(usize),
     /// The kubelet exchanges the CPUs of two pods' last containers.
@@ -101,9 +103,33 @@ impl<'a> Kubelet<'a> {
         Some(taken.iter().fold(0, |all, cpu| all | 1 << cpu))
     }
 
+    /// The cgroup of a container, the newest if it was created again.
     fn leaf(&self, pod: usize, container: usize) -> Option<usize> {
-        let mut leaves = (0..2).map(|incarnation| leaf_node(pod, container, incarnation));
-        leaves.find(|leaf| self.world.kernel.get(*leaf).is_some())
+        let incarnations =
+            (0..2).map(|incarnation| (incarnation, leaf_node(pod, container, incarnation)));
+        let mut present = incarnations.filter(|(_, leaf)| self.world.kernel.get(*leaf).is_some());
+        let first = present.next()?;
+        let newest = present.find(|_| self.is_superseded(pod, container, first.0));
+        Some(newest.unwrap_or(first).1)
+    }
+
+    fn is_superseded(&self, pod: usize, container: usize, incarnation: usize) -> bool {
+        let superseded = &self.world.pods[pod].superseded;
+        superseded.contains(&id(container, incarnation))
+    }
+
+    /// The cgroups of superseded containers.
+    fn superseded(&self) -> Vec<usize> {
+        let mut leaves = Vec::new();
+        for pod in 0..SHAPES.len() {
+            for container in 0..CONTAINERS {
+                let incarnations =
+                    (0..2).filter(|incarnation| self.is_superseded(pod, container, *incarnation));
+                leaves
+                    .extend(incarnations.map(|incarnation| leaf_node(pod, container, incarnation)));
+            }
+        }
+        leaves
     }
 
     fn runs(&self, pod: usize) -> bool {
@@ -171,6 +197,7 @@ impl<'a> Kubelet<'a> {
             Act::Pod(pod) => self.come_or_go(pod % pods),
             Act::Container(pod, at) => self.container(pod % pods, at, usize::MAX)?,
             Act::KillStart(pod, steps) => self.container(pod % pods, 0, steps)?,
+            Act::Again(pod, at) => self.again(pod % pods, at)?,
             Act::Free(pod) => {
                 let pod = pod % pods;
                 if !self.runs(pod) {
@@ -217,9 +244,11 @@ impl<'a> Kubelet<'a> {
         self.are_same(&sets)
     }
 
-    /// The sets of the containers with a process.
+    /// The sets of the containers with a process, which the kubelet writes.
     fn sets(&self) -> Vec<(usize, Cpus)> {
+        let superseded = self.superseded();
         let leaves = self.world.kernel.leaves();
+        let leaves = leaves.filter(|leaf| !superseded.contains(leaf));
         let nodes = leaves.filter_map(|leaf| Some((leaf, self.world.kernel.get(leaf)?)));
         let running = nodes.filter(|(_, node)| !node.has_ended);
         running.map(|(leaf, node)| (leaf, node.cpus)).collect()
@@ -282,6 +311,9 @@ impl<'a> Kubelet<'a> {
             return Ok(());
         }
         let container = at % self.setup.shapes[pod].containers().len();
+        if self.end_superseded(pod, container) {
+            return Ok(());
+        }
         if let Some(leaf) = self.leaf(pod, container) {
             let has_ended = self
                 .world
@@ -305,6 +337,56 @@ impl<'a> Kubelet<'a> {
         self.world.happen(Event::Appear(pod, container));
         self.world.happen(Event::Name(pod, container));
         let leaf = self.leaf(pod, container).unwrap();
+        self.begin(leaf, (pod, container), most)
+    }
+
+    /// Ends the superseded container of this name, if there is one.
+    fn end_superseded(&mut self, pod: usize, container: usize) -> bool {
+        let incarnation =
+            (0..2).find(|incarnation| self.is_superseded(pod, container, *incarnation));
+        let Some(incarnation) = incarnation else {
+            return false;
+        };
+        let superseded = &mut self.world.pods[pod].superseded;
+        superseded.remove(&id(container, incarnation));
+        self.world
+            .kernel
+            .remove(leaf_node(pod, container, incarnation));
+        true
+    }
+
+    /// A running container is created again while no runtime can ask the agent, which sees a cgroup without a name.
+    fn again(&mut self, pod: usize, at: usize) -> Result<(), Broken> {
+        let container = at % self.setup.shapes[pod].containers().len();
+        let leaves = (0..2).map(|incarnation| leaf_node(pod, container, incarnation));
+        let nodes: Vec<_> = leaves.map(|leaf| self.world.kernel.get(leaf)).collect();
+        let earlier = match nodes[..] {
+            [Some(node), None] if !node.has_ended => 0,
+            [None, Some(node)] if !node.has_ended => 1,
+            _ => return Ok(()),
+        };
+        let (superseded, newer) = (id(container, earlier), 1 - earlier);
+        let leaf = leaf_node(pod, container, newer);
+        self.world.kernel.make(leaf);
+        if self.assigns {
+            let cpus = self.set_of(pod, container);
+            self.world.kernel.write_foreign(leaf, cpus);
+        }
+        self.report();
+        self.setup.go(&mut self.world, Move::Reconcile)?;
+        let state = &mut self.world.pods[pod];
+        state.named[container] = u8::try_from(newer).ok();
+        state.superseded.insert(superseded);
+        self.begin(leaf, (pod, container), usize::MAX)
+    }
+
+    /// A new container gets the kubelet's set and starts.
+    fn begin(
+        &mut self,
+        leaf: usize,
+        (pod, container): (usize, usize),
+        most: usize,
+    ) -> Result<(), Broken> {
         if self.assigns {
             let cpus = self.set_of(pod, container);
             self.world.kernel.write_foreign(leaf, cpus);
@@ -334,9 +416,11 @@ impl<'a> Kubelet<'a> {
     /// Whether nothing that the kubelet does not know of is in the way of a container's CPUs: a pod
     /// that Pinfold pinned, or CPUs that the kubelet has given others and not yet reported.
     fn can_own(&self, leaf: usize, own: Cpus) -> bool {
+        let superseded = self.superseded();
         let has_mate = self.world.kernel.leaves().any(|other| {
             let node = self.world.kernel.get(other).unwrap();
             let is_mate = pod_node_of(other) == pod_node_of(leaf) && !node.has_ended;
+            let is_mate = is_mate && !superseded.contains(&other);
             other != leaf && is_mate && node.cpus & own != 0
         });
         let mut of_pinfold = (0..SHAPES.len()).map(|pod| {
@@ -471,6 +555,7 @@ fn acts() -> impl Strategy<Value = Vec<Act>> {
     let act = prop_oneof![
         6 => pod().prop_map(Act::Pod),
         12 => (pod(), 0_usize..3).prop_map(|(pod, at)| Act::Container(pod, at)),
+        2 => (pod(), 0_usize..3).prop_map(|(pod, at)| Act::Again(pod, at)),
         2 => pod().prop_map(Act::Free),
         2 => (pod(), pod()).prop_map(|(one, other)| Act::Exchange(one, other)),
         2 => pod().prop_map(Act::Shift),

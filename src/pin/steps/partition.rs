@@ -149,13 +149,14 @@ impl<'a> PartitionState<'a> {
     /// of them.
     ///
     /// Where the kubelet chooses the CPUs, it also writes the sets of running containers, except that
-    /// a partition from before keeps its CPUs. The sets of ended containers are written by nobody,
-    /// and could be in the way of the next run.
+    /// a partition from before keeps its CPUs. The sets of ended and of superseded containers are
+    /// written by nobody, and could be in the way of the next run.
     fn separated(&self, leaf: &Leaf<'_>) -> Option<CpuSet> {
         let own = &leaf.container.cgroup.cpuset.cpus;
         let others = if self.desired.beside_kubelet {
             let is_written = |mate: &&Leaf<'_>| {
-                mate.pod == leaf.pod && !(leaf.container.cgroup.populated && mate.is_of_kubelet())
+                mate.pod == leaf.pod
+                    && !(leaf.container.is_set_by_kubelet() && mate.is_of_kubelet())
             };
             let mates = self.leaves.iter().filter(is_written);
             mates.fold(CpuSet::new(), |all, mate| all.union(&mate.target))
@@ -477,7 +478,7 @@ impl<'a> PartitionState<'a> {
         let assignment = &leaf.plan.assignment;
         let mut names = assignment.containers.keys();
         self.desired.beside_kubelet
-            && leaf.container.cgroup.populated
+            && leaf.container.is_set_by_kubelet()
             && names.all(|name| assignment.by_kubelet.contains(name))
     }
 

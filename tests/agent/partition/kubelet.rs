@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use pinfold::cpu::CpuSet;
+use pinfold::nri::ContainerState;
 use serde_json::Value;
 
 use super::partition_tests;
@@ -13,7 +14,7 @@ use crate::agent::{Agent, Settings, assigned, container, patience};
 use crate::gate;
 use crate::kernel::{Kernel, Tree, allowed};
 use crate::kubelet::{Kubelet, Root};
-use crate::runtime::EventMessage;
+use crate::runtime::{EventMessage, Synchronize};
 use crate::runtime_requests::{Runtime, event_message, path};
 
 /// StopContainer, in the runtime's numbers of events.
@@ -367,6 +368,16 @@ fn a_pod_mates_set_over_an_ended_partition_loses_no_cpu() {
     node.finish();
 }
 
+/// The next container of the same name.
+fn created_again(first: &EventMessage) -> EventMessage {
+    let mut second = first.clone();
+    let container = second.container.as_mut().unwrap();
+    container.id.push_str("-1");
+    let linux = container.linux.as_mut().unwrap();
+    linux.cgroups_path.push_str("-1");
+    second
+}
+
 /// The runtime may end between the answer to StartContainer and the start. It then makes the container anew before a plugin
 /// can connect, and the kubelet gives both the same CPUs, which makes the first one's partition invalid.
 #[test]
@@ -380,11 +391,7 @@ fn a_container_made_anew_while_the_runtime_is_not_connected_loses_no_cpu() {
     let pid = node.run(&first, "2-3");
     node.owns(&first, "2-3");
     node.runtime.disconnect();
-    let mut second = first.clone();
-    let container = second.container.as_mut().unwrap();
-    container.id.push_str("-1");
-    let linux = container.linux.as_mut().unwrap();
-    linux.cgroups_path.push_str("-1");
+    let second = created_again(&first);
     let cgroup = node.tree.make(&path(&second));
     node.tree.start(&cgroup);
     kernel.write_cpus(&cgroup, &set("2-3"));
@@ -398,6 +405,44 @@ fn a_container_made_anew_while_the_runtime_is_not_connected_loses_no_cpu() {
     node.runtime.change(1, &second);
     node.runtime.change(6, &second);
     node.eventually_owns(&second, "2-3");
+    node.finish();
+}
+
+/// The first container even stays for a while: the runtime lists it beside its successor.
+#[test]
+fn the_successor_of_a_container_that_never_began_owns_the_cpus() {
+    let Some(kernel) = partition_tests() else {
+        return;
+    };
+    let mut node = Node::new(&kernel, true);
+    node.kubelet.gives("w-0", "2-3");
+    let first = event_message(&node.tree, "w-0", 2);
+    node.run(&first, "2-3");
+    node.runtime.disconnect();
+    let second = created_again(&first);
+    let cgroup = node.tree.make(&path(&second));
+    node.tree.start(&cgroup);
+    kernel.write_cpus(&cgroup, &set("2-3"));
+    let mut containers = Vec::new();
+    for (message, created_at) in [(&second, 2), (&first, 1)] {
+        let mut container = message.container.clone().unwrap();
+        container.state = ContainerState::Created as i32;
+        container.created_at = created_at;
+        containers.push(container);
+    }
+    let existing = Synchronize {
+        pods: first.pod.clone().into_iter().collect(),
+        containers,
+        ..Synchronize::default()
+    };
+    node.runtime.synchronize(&node.agent, 20_000, &existing);
+    node.runtime.change(6, &second);
+    node.owns(&second, "2-3");
+    assert_eq!(kernel.partition(&path(&first)), "member");
+    assert!(kernel.effective(&path(&first)).is_disjoint(&set("2-3")));
+    // It goes at last, and nothing changes.
+    node.runtime.change(STOP, &first);
+    node.owns(&second, "2-3");
     node.finish();
 }
 

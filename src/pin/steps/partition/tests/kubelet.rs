@@ -153,6 +153,35 @@ fn the_set_of_an_ended_container_is_no_obstacle_for_the_next_run() {
     );
 }
 
+/// The runtime was interrupted after it had created x, and the kubelet had x created again.
+#[test]
+fn a_superseded_container_gives_way_to_its_successor() {
+    let mut both = running(
+        "2-3",
+        &[("a", "x", "2-3", None, "2-3"), ("a", "x2", "", None, "2-3")],
+    );
+    let [first, second] = &mut both.pods[0].containers[..] else {
+        unreachable!("two containers");
+    };
+    first.name = None;
+    first.superseded = true;
+    second.name = Some("x".to_owned());
+    let wanted = chosen(&[("a", "x", "2-3")]);
+    let handed_over = [
+        "a/x: CPUs 0-1,4-7",
+        "a/x: member",
+        "a/x: exclusive none",
+        "a/x2: exclusive 2-3",
+        "a/x2: root on CPUs 2-3",
+    ];
+    assert_eq!(steps(&both, &wanted), handed_over);
+    // The kubelet's set for the successor has made the first partition invalid.
+    let invalid = Partition::Invalid("Cpu list in cpuset.cpus not exclusive".to_owned());
+    both.pods[0].containers[0].cgroup.cpuset.partition = invalid;
+    let ended_first = ["a/x: member", "a/x: CPUs 0-1,4-7", "a/x: exclusive none"];
+    assert_eq!(steps(&both, &wanted)[..3], ended_first);
+}
+
 #[test]
 fn a_set_of_cpus_isolated_at_boot_becomes_isolated() {
     let new = running("", &[("a", "x", "", None, "6-7")]);
