@@ -1,5 +1,5 @@
 # Runs the tests of the agent on this kernel: kills, hostile writers, many short-lived pods, and the behaviour that the
-# agent must preserve, and records. Kernels with partitions also run the tests of partitions.
+# agent must preserve, live files, and records. Kernels with partitions also run the tests of partitions.
 # vm: small v1
 source tests/vm/check.sh
 
@@ -8,7 +8,7 @@ export PINFOLD_KERNEL_TESTS=1 PINFOLD_TEST_PATIENCE=60
 export PINFOLD_TEST_KILLS=${PINFOLD_TEST_KILLS:-6} PINFOLD_TEST_HOSTILE_SECONDS=${PINFOLD_TEST_HOSTILE_SECONDS:-10}
 export PINFOLD_TEST_LIFETIMES=${PINFOLD_TEST_LIFETIMES:-100}
 
-tests=(endurance reconciler:: records)
+tests=(endurance live_files reconciler:: records)
 if [[ $PINFOLD_VM_CGROUP == v2 ]]; then
     mkdir /sys/fs/cgroup/probe
     echo +cpuset >/sys/fs/cgroup/cgroup.subtree_control
