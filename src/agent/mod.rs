@@ -37,6 +37,7 @@ pub mod kubelet_config;
 mod kubelet_report;
 mod live_files;
 mod log_filter;
+mod lost_cpus;
 mod mirror;
 pub mod node_capacity;
 mod pending;

@@ -511,7 +511,6 @@ fn with(
         None => ContainerIds::Runtime,
         Some(_) => ContainerIds::Awaited,
     };
-    pod.superseded.clone_from(&runtime_pod.pod.superseded);
     let of_runtime = runtime_pod.pod.containers.iter();
     let of_runtime: HashMap<&str, &Container> = of_runtime
         .map(|container| (container.name.as_str(), container))

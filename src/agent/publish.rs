@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use super::agent_node::threads;
 use super::history::own_in_force;
@@ -17,9 +17,6 @@ use crate::pin::cpu_isolation::{
 use crate::pin::snapshot::{self, ContainerState};
 use crate::pin::{Enforcement, Observed, PlacementSource, Snapshot};
 use crate::pod::RecognizedPod;
-
-/// How long the kernel of a busy machine may take to add a new online CPU to the cgroups.
-const LOST_CPU_DELAY: Duration = Duration::from_millis(900);
 
 // === impl Reconciler ===
 
@@ -49,7 +46,6 @@ impl Reconciler {
         let mut errors = self.errors(result)?;
         self.isolate_cpus();
         self.history.forget(self.world.observed());
-        self.note_lost_cpus(&result.lost);
         let containers = self.container_states(result, self.world.observed());
         self.write_live_others(&containers);
         errors.extend(self.world.live.failures());
@@ -78,7 +74,7 @@ impl Reconciler {
             shared: desired.shared(),
             exclusive,
             withheld: desired.withheld.clone(),
-            lost: self.lost.clone(),
+            lost: self.world.lost_cpus.lost().clone(),
             layout: Arc::clone(&self.node.layout),
             cpu_isolation: self.cpu_isolation.clone(),
             containers,
@@ -325,29 +321,6 @@ impl Reconciler {
         }
         self.cpu_isolation =
             (options.any() || report.away > 0 || !report.failed.is_empty()).then_some(report);
-    }
-
-    /// Reports CPUs as lost that have been missing for at least [`LOST_CPU_DELAY`].
-    fn note_lost_cpus(&mut self, missing: &CpuSet) {
-        self.missing.retain(|cpu, _| missing.contains(*cpu));
-        for cpu in missing.iter() {
-            self.missing.entry(cpu).or_insert_with(Instant::now);
-        }
-        let long = self
-            .missing
-            .iter()
-            .filter(|(_, since)| since.elapsed() >= LOST_CPU_DELAY);
-        let lost: CpuSet = long.map(|(cpu, _)| *cpu).collect();
-        if !lost.is_subset(&self.lost) {
-            tracing::error!(
-                "the kernel has lost {}: no cpuset has lost CPUs, and Pinfold does not assign them; it makes no partition any \
-                 more, because the kernel may crash with the next one; reboot the node (Linux 6.12 has this fault after a \
-                 partition becomes invalid, newer kernels do not)",
-                lost.in_words()
-            );
-        }
-        self.node.cgroups.bar_partitions(!lost.is_empty());
-        self.lost = lost;
     }
 }
 

@@ -60,9 +60,6 @@ pub(super) struct Reconciler {
     /// When which turn runs.
     pub(super) schedule: Schedule,
     pub(super) cpu_isolation: Option<IsolationReport>,
-    /// CPUs that no cgroup has, and since when. Those that stay missing are lost.
-    pub(super) missing: BTreeMap<u32, Instant>,
-    pub(super) lost: CpuSet,
     /// Why changes in some watched trees are noticed only by the timer, by tree.
     pub(super) unwatched: BTreeMap<PathBuf, String>,
     pub(super) unguarded: UnguardedStarts,
@@ -107,8 +104,6 @@ impl Reconciler {
             published,
             schedule: Schedule::new(Instant::now()),
             cpu_isolation: None,
-            missing: BTreeMap::new(),
-            lost: CpuSet::new(),
             unwatched: BTreeMap::new(),
             unguarded: UnguardedStarts::default(),
             undescribed: UndescribedOwners::default(),
@@ -358,13 +353,16 @@ impl Reconciler {
         }
     }
 
-    /// When another turn is necessary although no cgroup changes: because CPUs were given up, because
-    /// isolated partitions wait until worker threads have ended, or because the delay of a shrink is over.
+    /// When another turn is necessary although no cgroup changes: because CPUs were given up, because isolated partitions wait
+    /// until worker threads have ended, because the delay of a shrink is over, or because partitions wait until it shows
+    /// whether missing CPUs are lost.
     pub(super) fn follow_up(&self) -> Option<Instant> {
         let released = self.world.release_backoff.due();
         let isolated = self.world.isolation.due();
         let shrinks = self.world.shrinks.due();
-        [released, isolated, shrinks].into_iter().flatten().min()
+        let lost = self.world.lost_cpus.due();
+        let due = [released, isolated, shrinks, lost];
+        due.into_iter().flatten().min()
     }
 
     fn handle_timer(&mut self) {

@@ -10,6 +10,7 @@ use super::isolation_gate::IsolatedPartitionGate;
 use super::live_files::LiveFiles;
 pub use super::live_files::LiveValues;
 use super::log_filter::LogFilter;
+use super::lost_cpus::LostCpus;
 use super::mirror::Mirror;
 pub use super::pending::PendingAssignments;
 use super::pending_shrinks::PendingShrinks;
@@ -43,6 +44,7 @@ pub struct World {
     pub(super) unrecorded: BTreeSet<String>,
     /// Partitions refused by the kernel since the last timer tick: the error, by cgroup path.
     pub(super) refused: BTreeMap<String, String>,
+    pub(super) lost_cpus: LostCpus,
     /// The log lines about cgroups, so that an error that lasts is written once.
     pub(super) log: LogFilter,
     pub(super) release_backoff: ReleaseBackoff,
@@ -75,6 +77,7 @@ impl World {
             recently_assigned: CpuSet::new(),
             unrecorded: BTreeSet::new(),
             refused: BTreeMap::new(),
+            lost_cpus: LostCpus::default(),
             log: LogFilter::default(),
             release_backoff: ReleaseBackoff::default(),
             seen_sets: SeenSets::default(),

@@ -61,6 +61,12 @@ impl Inventory {
         self.put_container(container);
     }
 
+    /// As `put`, for a container that starts. It is the newest one, while the list of a runtime may have had them in any order.
+    pub fn put_newest(&mut self, pod: PodSandbox, container: Container) {
+        self.take(&container.id);
+        self.put(pod, container);
+    }
+
     fn put_container(&mut self, container: Container) {
         let before = self.take(&container.id).map(|(number, _)| number);
         let number = before.unwrap_or_else(|| {
@@ -152,6 +158,11 @@ impl Inventory {
         ))
     }
 
+    /// The number of a sandbox's newest container.
+    pub fn newest(&self, sandbox: &str) -> Option<u64> {
+        self.containers.get(sandbox)?.keys().next_back().copied()
+    }
+
     /// The pod of a sandbox, with its known containers.
     pub fn pod(&self, sandbox: &str) -> Option<Pod> {
         let containers = self.containers.get(sandbox).into_iter();
@@ -235,6 +246,24 @@ mod tests {
                 Some(expected)
             );
         }
+    }
+
+    #[test]
+    fn a_container_that_starts_is_the_newest() {
+        let mut inventory = Inventory::default();
+        let listed = ["new", "old"].map(|id| container(id, "ps", "p"));
+        inventory.replace(vec![sandbox("p")], listed.to_vec());
+        let id = |inventory: &Inventory| {
+            let pod = inventory.pod("p").unwrap();
+            pod.container("ps").unwrap().runtime_id.clone().unwrap()
+        };
+        assert_eq!(
+            id(&inventory),
+            "old",
+            "a runtime may list them in any order"
+        );
+        inventory.put_newest(sandbox("p"), container("new", "ps", "p"));
+        assert_eq!(id(&inventory), "new");
     }
 
     #[test]

@@ -75,8 +75,7 @@ pub const IMAGE_ANNOTATIONS: [&str; 2] = [
 pub const GIVEN_CPUS_ANNOTATION: &str = "pinfold.io/assigned-cpus";
 
 /// The pod of a sandbox, with its containers from oldest to newest. Stopped containers and those of
-/// other sandboxes are left out. Of several containers with the same name, the last counts, and the
-/// others are [superseded](Pod::superseded).
+/// other sandboxes are left out. Of several containers with the same name, the last counts.
 pub fn pod<'a>(sandbox: &PodSandbox, containers: impl IntoIterator<Item = &'a Container>) -> Pod {
     let class = qos_class(sandbox.cgroup_parent());
     let stopped = ContainerState::Stopped as i32;
@@ -87,9 +86,9 @@ pub fn pod<'a>(sandbox: &PodSandbox, containers: impl IntoIterator<Item = &'a Co
         .into_iter()
         .filter(belongs_to_sandbox)
         .filter(|container| !container.name.is_empty());
-    let mut by_name: BTreeMap<&str, &Container> = BTreeMap::new();
-    let earlier = named.filter_map(|container| by_name.insert(container.name.as_str(), container));
-    let superseded = earlier.map(|container| container.id.clone()).collect();
+    let by_name: BTreeMap<&str, &Container> = named
+        .map(|container| (container.name.as_str(), container))
+        .collect();
     let containers = by_name
         .into_values()
         .filter_map(|container| pod_container(container, class));
@@ -125,7 +124,6 @@ pub fn pod<'a>(sandbox: &PodSandbox, containers: impl IntoIterator<Item = &'a Co
         containers: containers.collect(),
         qos_reported: class,
         ids: ContainerIds::Runtime,
-        superseded,
         is_of_runtime: true,
         ..Pod::default()
     };

@@ -167,8 +167,8 @@ impl Decisions {
 
     /// Makes no partition of CPUs that the set of another running container of the pod meets. On
     /// Linux 6.12 the set would make the partition invalid, and the CPUs could be lost; and where
-    /// the kubelet chooses, Pinfold does not write that set. A superseded container is no obstacle,
-    /// because the plan writes its set.
+    /// the kubelet chooses, Pinfold does not write that set. A container that the runtime no
+    /// longer lists is no obstacle, because the plan writes its set.
     pub fn keep_apart_from_mates(&mut self, observed: &Observed) {
         for pod in &observed.pods {
             let assignment = self.desired.assignment(&pod.cgroup.uid);
@@ -183,7 +183,7 @@ impl Decisions {
                 let meets = pod.containers.iter().any(|mate| {
                     let is_other = mate.cgroup.path != container.cgroup.path;
                     is_other
-                        && mate.is_set_by_kubelet()
+                        && mate.kubelet_writes_set()
                         && !mate.cgroup.cpuset.cpus.is_disjoint(cpus)
                 });
                 if meets {

@@ -136,6 +136,9 @@ pub struct Desired {
     /// Cgroups whose partition the kernel refused a moment ago. The plan starts no partition on
     /// them, and adds no CPUs to a live one.
     pub held_back: BTreeSet<String>,
+    /// Whether the plan holds all cgroups back, because the kernel has lost CPUs and may crash when the next partition is
+    /// made.
+    pub starts_no_partition: bool,
     /// Whether the kubelet chooses the CPUs. The plan then writes neither the set of a pod nor that
     /// of a container with a process.
     pub beside_kubelet: bool,

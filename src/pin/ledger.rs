@@ -55,8 +55,9 @@ pub struct ObservedContainer {
     /// The container's name, if known. It comes from the pod's status, the container runtime, the
     /// record, or from being the pod's only cgroup. A pod sandbox has no name.
     pub name: Option<String>,
-    /// Whether a newer container has the container's name. This one has then no name.
-    pub superseded: bool,
+    /// Whether the container runtime lists its containers, and none has this cgroup. It is then a pod sandbox's, or that of a
+    /// container that a newer one has replaced before it ended.
+    pub unlisted: bool,
     /// Whether Pinfold made the cgroup to keep CPUs idle. It then belongs to no container.
     pub idle: bool,
     /// Whether a status or the container runtime told the name, now or before the record was
@@ -192,10 +193,10 @@ impl ObservedContainer {
         }
     }
 
-    /// Whether the kubelet writes the container's set where its CPU Manager chooses the CPUs. It does so for running
-    /// containers, and of several with one name only for the newest.
-    pub(super) fn is_set_by_kubelet(&self) -> bool {
-        self.cgroup.populated && !self.superseded
+    /// Whether the kubelet writes the set where its CPU Manager chooses the CPUs. It does so for running containers, and of
+    /// several with one name only for the newest.
+    pub(super) fn kubelet_writes_set(&self) -> bool {
+        self.cgroup.populated && !self.unlisted
     }
 
     /// Whether the container is to run on the CPUs of its pod without owning any.
@@ -230,12 +231,14 @@ impl ObservedPod {
             };
             let described = pod.zip(name.as_deref());
             let described = described.and_then(|(pod, name)| pod.container(name));
+            let is_idle = cgroup.id == IDLE_CGROUP;
+            let has_list = pod.is_some_and(|pod| pod.ids == ContainerIds::Runtime);
             ObservedContainer {
+                unlisted: has_list && name.is_none() && !is_idle,
                 given_cpus: described.and_then(|described| described.given_cpus.clone()),
                 record,
                 name,
-                superseded: pod.is_some_and(|pod| pod.superseded.contains(&cgroup.id)),
-                idle: cgroup.id == IDLE_CGROUP,
+                idle: is_idle,
                 by_id,
                 cgroup,
             }

@@ -41,9 +41,6 @@ pub struct Pod {
     pub qos_reported: Option<Qos>,
     /// The source of the runtime ids of the pod's containers.
     pub ids: ContainerIds,
-    /// The runtime ids of containers that have not ended although a newer container has their name. The runtime was
-    /// interrupted between their creation and their start, and the kubelet will remove them.
-    pub superseded: BTreeSet<String>,
     /// Whether only the container runtime describes the pod: with the containers that exist so far, all as app containers.
     pub is_of_runtime: bool,
 }

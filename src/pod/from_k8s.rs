@@ -136,7 +136,6 @@ impl Pod {
             containers,
             qos_reported: status.qos_class.as_deref().and_then(qos_class),
             ids: ContainerIds::NoSource,
-            superseded: BTreeSet::new(),
             is_of_runtime: false,
         };
         pod.reduce();

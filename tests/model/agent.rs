@@ -9,6 +9,7 @@ use std::time::Duration;
 
 use pinfold::agent::world::{PendingAssignments, PodStore};
 use pinfold::agent::{PodKey, PodSource, PodsChange, PodsUpdate};
+use pinfold::agent::{RuntimePod, RuntimeUpdate};
 use pinfold::cpu::TopologyFacts;
 use pinfold::cpu::{CpuSet, Numbering, Placer, Shape as Machine, SharedMinimum, Topology};
 use pinfold::host::cgroup::{PartitionKind as Made, PodCgroup};
@@ -78,8 +79,6 @@ pub(crate) struct PodState {
     pub(crate) grown: bool,
     /// The incarnation that the pod's status names, per container.
     pub(crate) named: [Option<u8>; CONTAINERS],
-    /// The ids of running containers that a newer one has replaced.
-    pub(crate) superseded: BTreeSet<String>,
 }
 
 /// The complete state, except for a half-applied plan.
@@ -90,6 +89,8 @@ pub(crate) struct World {
     pub(crate) enforcement: ModelEnforcement,
     /// Whether two cores are reserved instead of one.
     pub(crate) wide: bool,
+    /// The connection to a container runtime, which lists the containers that the statuses name.
+    pub(crate) runtime: Runtime,
     /// What the kubelet reports, if it chooses the CPUs: pod, container and CPUs.
     pub(crate) kubelet: Option<Vec<(usize, usize, Cpus)>>,
     /// Cgroups whose partition the kernel refused since the last timer turn.
@@ -100,6 +101,15 @@ pub(crate) struct World {
     pub(crate) forfeited: Cpus,
     /// What the file `cpus` of a container says, by pod and container, and whether the container's program has begun.
     pub(crate) files: BTreeMap<(usize, usize), (Cpus, bool)>,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub(crate) enum Runtime {
+    /// None, or one that the history itself reports to the agent.
+    Unconnected,
+    Connected,
+    /// The connection is lost.
+    Away,
 }
 
 /// [`Enforcement`], with an order and a hash.
@@ -213,6 +223,7 @@ impl Setup {
             pods: vec![PodState::default(); self.shapes.len()],
             enforcement,
             wide: false,
+            runtime: Runtime::Unconnected,
             kubelet: None,
             refused: BTreeSet::new(),
             endangered: false,
@@ -267,7 +278,6 @@ impl Setup {
                 "worker".to_owned(),
             )]
             .into(),
-            superseded: state.superseded.clone(),
             ..Pod::default()
         };
         let has_one_owner = matches!(self.shapes[index], Shape::OneOwner(_));
@@ -319,7 +329,27 @@ impl Setup {
     pub(crate) fn store(&self, world: &World) -> PodStore {
         let mut store = Self::store_without_list();
         store.take_pods(self.described(world));
+        if world.runtime != Runtime::Unconnected {
+            store.take_runtime(self.listed(world));
+        }
+        if world.runtime == Runtime::Away {
+            store.take_runtime(RuntimeUpdate::Away);
+        }
         store
+    }
+
+    /// The pods that the runtime lists, with the containers that have a name.
+    fn listed(&self, world: &World) -> RuntimeUpdate {
+        let known = world.pods.iter().enumerate();
+        let known = known.filter(|(_, state)| state.known);
+        let listed = known.map(|(index, state)| {
+            let mut pod = self.pod(index, state);
+            pod.ids = ContainerIds::Runtime;
+            pod.containers
+                .retain(|container| container.runtime_id.is_some());
+            RuntimePod::new(pod)
+        });
+        RuntimeUpdate::All(listed.collect())
     }
 
     /// A store before the API's first list.
@@ -404,6 +434,8 @@ impl Setup {
             .iter()
             .map(|node| kernel::path(*node).to_owned())
             .collect();
+        decisions.desired.starts_no_partition =
+            world.enforcement == ModelEnforcement::Partition && !ledger.lost.is_empty();
         let steps = plan(
             &observed,
             &ledger,
@@ -433,6 +465,15 @@ impl World {
             of_pod.insert(format!("c{container}"), set(*own));
         }
         Some(cpus)
+    }
+
+    /// Whether a step makes a cgroup a partition that is none.
+    pub(crate) fn starts_partition(&self, step: &Step) -> bool {
+        let Step::Partition { path, kind, .. } = step else {
+            return false;
+        };
+        let node = self.kernel.get(node_of(path));
+        *kind != Made::Member && node.is_some_and(|node| !node.is_live())
     }
 
     /// Carries out one step and reads the result back, as `apply` does.

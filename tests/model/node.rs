@@ -263,6 +263,7 @@ impl<'a> Run<'a> {
         }
         let mut watch = Watch::new(self.world, planned);
         watch.waiting = self.orders.waiting;
+        let has_lost_cpus = !self.world.kernel.nowhere().is_empty();
         let mut held = Held::default();
         let mut done = Vec::new();
         for (number, step) in steps.into_iter().enumerate() {
@@ -276,6 +277,10 @@ impl<'a> Run<'a> {
                 (self.orders.stale, self.interrupted) = (true, true);
             }
             if !go_on(&step) {
+                break;
+            }
+            if has_lost_cpus && !self.orders.stale && self.world.starts_partition(&step) {
+                self.broken = Some(format!("a partition is made while CPUs are lost: {step}"));
                 break;
             }
             match self.carry_out_one(&step, &mut held, &mut watch) {

@@ -131,12 +131,14 @@ impl PluginHandler {
                 .sandboxes_of(uid)
                 .map(|sandbox| sandbox.id.as_str())
         };
-        let mut pods: Vec<Pod> = sandboxes()
+        let mut ids: Vec<&str> = sandboxes().collect();
+        ids.sort_by_key(|sandbox| inventory.newest(sandbox));
+        let mut pods: Vec<Pod> = ids
+            .into_iter()
             .filter_map(|sandbox| inventory.pod(sandbox))
             .collect();
-        pods.sort_by_key(|pod| pod.containers.len());
         let mut pod = pods.pop()?;
-        for container in pods.into_iter().flat_map(|pod| pod.containers) {
+        for container in pods.into_iter().rev().flat_map(|pod| pod.containers) {
             if pod.container(&container.name).is_none() {
                 pod.containers.push(container);
             }
@@ -369,7 +371,7 @@ impl nri::Plugin for PluginHandler {
         deadline: tokio::time::Instant,
     ) -> Result<(), Refusal> {
         let start = Instant::now();
-        lock(&self.inventory).put(reduced_pod(sandbox), reduced_container(container));
+        lock(&self.inventory).put_newest(reduced_pod(sandbox), reduced_container(container));
         let Some(reported) = self.pod(&sandbox.uid) else {
             return Ok(());
         };

@@ -81,7 +81,6 @@ pub fn admit(
         before: None,
         decisions,
         drift: Vec::new(),
-        lost: world.ledger.lost.clone(),
         errors,
         ended_delays: false,
     })
@@ -136,7 +135,6 @@ fn size(
         before: None,
         decisions,
         drift: Vec::new(),
-        lost: world.ledger.lost.clone(),
         errors: Vec::new(),
         ended_delays: false,
     }

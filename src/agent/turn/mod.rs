@@ -53,8 +53,6 @@ pub struct TurnResult {
     pub decisions: Decisions,
     /// The drift found before the first step.
     pub drift: Vec<Drift>,
-    /// CPUs that no cgroup had before the first step.
-    pub lost: CpuSet,
     /// Failed steps, as sentences.
     pub errors: Vec<String>,
     /// Whether delays of shrinks have ended for the container of a CreateContainer request, so that the next turn takes the CPUs.

@@ -114,7 +114,6 @@ fn run(
         steps,
     } = planned;
     world.note_shrinks(&decisions, None, context.node.policy.shrink_delay);
-    let lost = world.ledger.lost.clone();
     note_moves(world, &decisions);
     world.note_drift(&drift);
     let before = (!steps.is_empty()).then(|| world.observed().clone());
@@ -167,7 +166,6 @@ fn run(
         before,
         decisions,
         drift,
-        lost,
         errors,
         ended_delays: false,
     })

@@ -160,7 +160,6 @@ fn put_in_force(
         before,
         decisions,
         drift,
-        lost: world.ledger.lost.clone(),
         errors,
         ended_delays: false,
     })

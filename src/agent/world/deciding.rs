@@ -36,13 +36,14 @@ impl World {
         }
     }
 
-    /// How many running containers may be moved now, of `per_hour`.
+    /// How many running containers may be moved now, of `per_hour`. None while CPUs are lost, because a move can end a
+    /// partition that could not be made again.
     pub(in crate::agent) fn moves_left(
         &mut self,
         enforcement: Enforcement,
         per_hour: usize,
     ) -> usize {
-        if enforcement == Enforcement::Observe {
+        if enforcement == Enforcement::Observe || self.lost_cpus.forbid_partitions() {
             return 0;
         }
         self.moved.retain(|moved| moved.elapsed() < HOUR);
@@ -94,6 +95,8 @@ impl World {
         }
         // Refused partitions wait for the timer.
         decisions.desired.held_back = self.refused.keys().cloned().collect();
+        decisions.desired.starts_no_partition =
+            context.enforcement == Enforcement::Partition && self.lost_cpus.forbid_partitions();
         decisions
     }
 

@@ -45,9 +45,7 @@ impl World {
                 self.mirror.match_all_again(&self.pods);
             }
         }
-        let lost = kernel.lost_cpus(&self.mirror.observed().live())?;
-        self.must_decide |= lost != self.ledger.lost;
-        self.renew_ledger(lost);
+        self.read_lost_cpus(kernel)?;
         if reading == Reading::Complete && self.mirror.take_swept() {
             self.metrics.set_swept();
         }
@@ -66,8 +64,17 @@ impl World {
             // The CPUs of an ended partition are on offer again.
             self.mirror.read_above(kernel)?;
         }
-        self.renew_ledger(self.ledger.lost.clone());
+        self.read_lost_cpus(kernel)?;
         Ok(is_there)
+    }
+
+    /// Reads the lost CPUs, and the ledger anew. Each turn does so before its first step, because no partition may be made
+    /// once a CPU is lost.
+    fn read_lost_cpus(&mut self, kernel: &impl Kernel) -> anyhow::Result<()> {
+        let missing = kernel.lost_cpus(&self.mirror.observed().live())?;
+        self.must_decide |= self.lost_cpus.note(&missing, Instant::now());
+        self.renew_ledger(missing);
+        Ok(())
     }
 
     /// Reads the CPUs of the cgroups above the pods.

@@ -6,9 +6,14 @@ use std::time::Instant;
 
 use super::World;
 use crate::agent::isolation_gate::IsolatedPartitionGate;
+use crate::host::cgroup::ContainerCgroup;
 use crate::pin::decide::{Decisions, IN_SHARED_POOL, RefusalSource};
 use crate::pin::{AppliedStep, Drift, Observed, Reason, Step, StepOutcome};
 use crate::pod::RecognizedPod;
+
+/// Why an owner has no partition while the kernel may crash with the next one.
+const WITHOUT_PARTITION: &str =
+    "the kernel has lost CPUs and may crash when the next partition is made: reboot the node";
 
 // === impl World ===
 
@@ -100,6 +105,7 @@ impl World {
         observed: &Observed,
         decisions: &mut Decisions,
     ) {
+        let is_held_back = decisions.desired.starts_no_partition;
         for decision in &mut decisions.containers {
             let pod = pods.get(decision.pod);
             let Some((pod, uid)) = pod.and_then(|pod| Some((pod, pod.cgroup_uid()?))) else {
@@ -107,10 +113,18 @@ impl World {
             };
             let container = pod.containers.get(decision.container);
             let cgroup = container
-                .filter(|_| !self.refused.is_empty())
+                .filter(|_| !self.refused.is_empty() || is_held_back)
                 .and_then(|container| observed.container(uid, &container.name))
                 .map(|observed| &observed.cgroup);
-            let refusal = cgroup.and_then(|cgroup| Some((cgroup, self.refused.get(&cgroup.path)?)));
+            let held_back = |cgroup: &ContainerCgroup| {
+                let is_owner = decision.cpus.is_some() && decision.entitlement.cpus() > 0;
+                let waits = is_owner && !cgroup.cpuset.partition.is_live();
+                (is_held_back && waits).then_some(WITHOUT_PARTITION)
+            };
+            let refusal = cgroup.and_then(|cgroup| {
+                let refused = self.refused.get(&cgroup.path).map(String::as_str);
+                Some((cgroup, refused.or_else(|| held_back(cgroup))?))
+            });
             let stays_root = decision.cpus.is_some() && self.isolation.stays_root(uid);
             let stays_root = stays_root.then(|| IsolatedPartitionGate::STAYS_ROOT.to_owned());
             let Some((cgroup, says)) = refusal else {

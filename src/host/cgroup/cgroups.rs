@@ -4,7 +4,6 @@ use std::fmt;
 use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::sync::atomic::AtomicBool;
 
 use serde::{Deserialize, Serialize};
 
@@ -36,8 +35,6 @@ pub struct Cgroups {
     pub(super) systemd: Option<Arc<Systemd>>,
     /// Further hierarchies in which [`Cgroups::create`] makes a container's cgroup.
     pub(super) others: Vec<PathBuf>,
-    /// See [`Cgroups::bar_partitions`].
-    pub(super) are_partitions_barred: Arc<AtomicBool>,
 }
 
 #[derive(Debug, thiserror::Error)]
@@ -76,12 +73,6 @@ pub enum CgroupError {
         /// The file's text.
         says: String,
     },
-    /// The kernel has lost CPUs: see [`Cgroups::bar_partitions`].
-    #[error(
-        "{} stays a member: the kernel has lost CPUs and may crash when the next partition is made; reboot the node",
-        path.display()
-    )]
-    LostCpus { path: PathBuf },
     /// A directory could not be made, listed or removed, or an attribute could not be read or set.
     #[error("can't {operation} cgroup {}", path.display())]
     Directory {

@@ -66,7 +66,6 @@ impl Cgroups {
                 memory: named(&["memory"]),
                 pids: named(&["pids"]),
                 systemd: None,
-                are_partitions_barred: Arc::default(),
                 others: existing(&["memory", "pids", "freezer", "devices", "blkio", "unified"]),
             });
         }
@@ -87,7 +86,6 @@ impl Cgroups {
                 memory: hierarchy("memory", named(&["memory"])),
                 pids: hierarchy("pids", named(&["pids"])),
                 systemd: None,
-                are_partitions_barred: Arc::default(),
                 others: Vec::new(),
                 cpuset: v2,
             });

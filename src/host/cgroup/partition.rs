@@ -5,8 +5,6 @@
 //! effect, and only `cpuset.cpus.partition`, read afterwards, shows a failure: hence
 //! [`Partition::Invalid`].
 
-use std::sync::atomic::Ordering;
-
 use super::cgroups::{
     CgroupError, Cgroups, Cpuset, Partition, PartitionKind, Result, contains_word, cpu_list,
     cpu_list_optional, ignore_gone, join,
@@ -151,23 +149,8 @@ impl Cgroups {
 
     /// Makes a cgroup a partition, or a member again. The write can succeed without effect, so read
     /// [`Cgroups::partition`] afterwards.
-    ///
-    /// # Errors
-    /// New partitions are barred: see [`Cgroups::bar_partitions`]; the kernel refuses the write.
     pub fn set_partition(&self, path: &str, kind: PartitionKind) -> Result<()> {
-        if kind != PartitionKind::Member && self.are_partitions_barred.load(Ordering::Relaxed) {
-            let path = self.file(path, PARTITION);
-            return Err(CgroupError::LostCpus { path });
-        }
         Ok(file::write(&self.file(path, PARTITION), kind.name())?)
-    }
-
-    /// Says whether partitions may be made. They are barred while CPUs are lost: a CPU is lost with the cgroup of an invalid
-    /// partition, which Linux 6.12 seems to leave on its list of partitions although its memory is freed. Debian's kernel
-    /// 6.12.117 panicked as the next partition was put on that list.
-    pub fn bar_partitions(&self, has_lost_cpus: bool) {
-        self.are_partitions_barred
-            .store(has_lost_cpus, Ordering::Relaxed);
     }
 
     /// The neighbours that keep the cgroup `path` from holding `cpus` as exclusive. A neighbour is
@@ -331,28 +314,6 @@ mod tests {
         );
         // Another program enabled `io`.
         assert_eq!(enabled("cpuset cpu\n", "cpuset cpu io\n"), [""; 0]);
-    }
-
-    /// The kernel may crash when a partition is made after it has lost CPUs. Partitions can always end.
-    #[test]
-    fn a_bar_keeps_partitions_from_being_made() {
-        let root = tempfile::tempdir().unwrap();
-        fs::write(root.path().join("cgroup.controllers"), "cpuset cpu\n").unwrap();
-        fs::create_dir(root.path().join("a")).unwrap();
-        let file = root.path().join("a").join(PARTITION);
-        fs::write(&file, "").unwrap();
-        let cgroups = Cgroups::detect(root.path()).unwrap();
-        let write = |kind| cgroups.clone().set_partition("a", kind);
-        cgroups.bar_partitions(true);
-        for kind in [PartitionKind::Root, PartitionKind::Isolated] {
-            let error = write(kind).unwrap_err();
-            assert!(error.to_string().contains("reboot the node"), "{error}");
-        }
-        assert_eq!(fs::read_to_string(&file).unwrap(), "");
-        write(PartitionKind::Member).unwrap();
-        assert_eq!(fs::read_to_string(&file).unwrap(), "member");
-        cgroups.bar_partitions(false);
-        write(PartitionKind::Root).unwrap();
     }
 
     #[test]

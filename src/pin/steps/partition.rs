@@ -149,15 +149,15 @@ impl<'a> PartitionState<'a> {
     /// of them.
     ///
     /// Where the kubelet chooses the CPUs, it also writes the sets of running containers, except that
-    /// a partition from before keeps its CPUs. The sets of ended and of superseded containers are
-    /// written by nobody, and could be in the way of the next run.
+    /// a partition from before keeps its CPUs. Nobody writes the set of an ended container, or of
+    /// one that the runtime no longer lists, and it could be in the way of the next run.
     fn separated(&self, leaf: &Leaf<'_>) -> Option<CpuSet> {
         let own = &leaf.container.cgroup.cpuset.cpus;
-        let others = if self.desired.beside_kubelet {
-            let is_written = |mate: &&Leaf<'_>| {
-                mate.pod == leaf.pod
-                    && !(leaf.container.is_set_by_kubelet() && mate.is_of_kubelet())
-            };
+        let is_running = leaf.container.cgroup.populated;
+        let is_left_over = is_running && leaf.container.unlisted;
+        let others = if self.desired.beside_kubelet && !is_left_over {
+            let is_written =
+                |mate: &&Leaf<'_>| mate.pod == leaf.pod && !(is_running && mate.is_of_kubelet());
             let mates = self.leaves.iter().filter(is_written);
             mates.fold(CpuSet::new(), |all, mate| all.union(&mate.target))
         } else {
@@ -478,7 +478,7 @@ impl<'a> PartitionState<'a> {
         let assignment = &leaf.plan.assignment;
         let mut names = assignment.containers.keys();
         self.desired.beside_kubelet
-            && leaf.container.is_set_by_kubelet()
+            && leaf.container.kubelet_writes_set()
             && names.all(|name| assignment.by_kubelet.contains(name))
     }
 

@@ -247,10 +247,12 @@ impl<'a> PartitionState<'a> {
         if self.desired.met_by_mates.contains(path) {
             return CpuSet::new();
         }
-        let target = if !self.desired.held_back.contains(&container.cgroup.path) {
+        let is_held_back =
+            self.desired.starts_no_partition || self.desired.held_back.contains(path);
+        let target = if !is_held_back {
             wanted
         } else if cpuset.partition.is_live() {
-            // A refused partition keeps the CPUs that it already has.
+            // A partition that is held back keeps the CPUs that it already has.
             wanted.intersection(&cpuset.exclusive.union(&cpuset.effective))
         } else {
             CpuSet::new()

@@ -325,13 +325,19 @@ fn one_that_was_refused_more_keeps_what_it_has() {
     let mut first = desired(&[("a", "x", "2-3")]);
     first.held_back.insert("kubepods/a/x".to_owned());
     let waits = there("", &[("a", "x", "", None, "")]);
-    assert!(
-        !steps(&waits, &first)
-            .iter()
-            .any(|step| step.starts_with("a/x")),
-        "{:?}",
-        steps(&waits, &first)
-    );
+    let takes_no_step = |desired: &Desired| {
+        let steps = steps(&waits, desired);
+        assert!(
+            !steps.iter().any(|step| step.starts_with("a/x")),
+            "{steps:?}"
+        );
+    };
+    takes_no_step(&first);
+    // While CPUs are lost, all are held back.
+    first.held_back.clear();
+    first.starts_no_partition = true;
+    takes_no_step(&first);
+    assert_eq!(steps(&lives, &first), [""; 0], "a live partition stays");
 }
 
 #[test]

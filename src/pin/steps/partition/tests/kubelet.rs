@@ -155,7 +155,7 @@ fn the_set_of_an_ended_container_is_no_obstacle_for_the_next_run() {
 
 /// The runtime was interrupted after it had created x, and the kubelet had x created again.
 #[test]
-fn a_superseded_container_gives_way_to_its_successor() {
+fn a_container_that_the_runtime_no_longer_lists_gives_way_to_its_successor() {
     let mut both = running(
         "2-3",
         &[("a", "x", "2-3", None, "2-3"), ("a", "x2", "", None, "2-3")],
@@ -164,7 +164,7 @@ fn a_superseded_container_gives_way_to_its_successor() {
         unreachable!("two containers");
     };
     first.name = None;
-    first.superseded = true;
+    first.unlisted = true;
     second.name = Some("x".to_owned());
     let wanted = chosen(&[("a", "x", "2-3")]);
     let handed_over = [
