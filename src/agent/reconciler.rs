@@ -636,6 +636,50 @@ mod tests {
         assert_eq!(live.failures().count(), 0);
     }
 
+    #[test]
+    fn live_files_that_cannot_be_kept_true_are_reported_until_they_can() {
+        let root = tempfile::tempdir().unwrap();
+        let mut node = machine(root.path());
+        let base = root.path().join("live");
+        let folders = ContainerFolders::new(&base);
+        node.live_folders = Some(folders.clone());
+        let (mut live, key) = (LiveFiles::default(), ContainerKey::new("a", "main"));
+        let values = |cpus: &str| LiveValues {
+            cpus: cpus.parse().unwrap(),
+            ..LiveValues::default()
+        };
+        // A container whose first file can't be written has no mount.
+        let folder = folders.make("a", "main").unwrap();
+        let temporary = folder.join(".new");
+        fs::create_dir(&temporary).unwrap();
+        live.open(&node, &key, &values("2-3")).unwrap_err();
+        let failures: Vec<String> = live.failures().collect();
+        assert!(failures[0].contains("has no files"), "{failures:?}");
+        live.retain(&node, |_| false);
+        assert!(!folder.exists(), "nobody else removes the folder");
+        live.open(&node, &key, &values("2-3")).unwrap();
+        // Neither written nor removed.
+        fs::remove_file(folder.join("cpus")).unwrap();
+        for at in [&temporary, &folder.join("cpus")] {
+            fs::create_dir(at).unwrap();
+        }
+        live.set_cpus(&node, &key, &values("2-5"));
+        let failures: Vec<String> = live.failures().collect();
+        assert!(failures[0].contains("cpus stays as it was"), "{failures:?}");
+        // An agent that starts can't read the folders.
+        fs::rename(base.join("containers"), base.join("moved")).unwrap();
+        std::os::unix::fs::symlink("containers", base.join("containers")).unwrap();
+        let mut live = LiveFiles::default();
+        live.list(&node);
+        let failures: Vec<String> = live.failures().collect();
+        assert!(failures[0].contains("can't read"), "{failures:?}");
+        fs::remove_file(base.join("containers")).unwrap();
+        fs::rename(base.join("moved"), base.join("containers")).unwrap();
+        live.list(&node);
+        let left = (live.containers().count(), live.failures().count());
+        assert_eq!(left, (1, 0));
+    }
+
     /// A pod may end while no agent runs. The folder of a pod that is still there must stay, because a mount follows it.
     #[test]
     fn the_live_files_of_pods_that_are_gone_are_removed() {
@@ -657,10 +701,10 @@ mod tests {
         let mut reconciler = Reconciler::new(node, false, metrics, published, heartbeat);
         reconciler.reconcile_for(Trigger::Timer, None);
         let left = vec![("here".to_owned(), vec!["main".to_owned()])];
-        assert_eq!(folders.list().unwrap(), left);
+        assert_eq!(folders.list().pods, left);
         fs::remove_dir_all(&pod).unwrap();
         reconciler.reconcile_for(Trigger::Timer, None);
-        assert_eq!(folders.list().unwrap(), []);
+        assert_eq!(folders.list().pods, []);
     }
 
     /// The first turn after a CPU went offline may be caused by another program's write, or by a

@@ -134,9 +134,8 @@ impl World {
 
     /// Finds the folders from before the agent's start, until that has worked once.
     pub(in crate::agent) fn list_live_files(&mut self, kernel: &impl Kernel) {
-        if let Err(failure) = self.live.list(kernel) {
-            let line = format!("can't read the folders of live files: {failure}");
-            if self.log.admits(&line, Instant::now()) {
+        for line in self.live.list(kernel) {
+            if self.log.admits(line, Instant::now()) {
                 tracing::warn!("{line}");
             }
         }
