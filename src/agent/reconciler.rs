@@ -418,9 +418,10 @@ impl Reconciler {
             AgentEvent::Create {
                 pod,
                 container,
+                can_mount_files,
                 reply,
             } => {
-                self.handle_create(*pod, &container, reply);
+                self.handle_create(*pod, (&container, can_mount_files), reply);
                 self.schedule.answered(Instant::now());
             }
             AgentEvent::Start {
@@ -571,12 +572,15 @@ fn context<'a>(
 #[allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 mod tests {
     use std::fs;
+    use std::path::PathBuf;
 
     use super::*;
     use crate::agent::config::{Config, EnforcementChoice};
+    use crate::agent::event::RuntimePod;
     use crate::agent::live_files::{LiveFiles, LiveValues};
     use crate::host::container_files::ContainerFolders;
-    use crate::pod::ContainerKey;
+    use crate::pin::Enforcement;
+    use crate::pod::{Container, ContainerKey, Pod, Resources};
 
     /// A machine of folders and files: cgroup v1 with an empty tree of pods, and a list of online CPUs.
     fn machine(root: &std::path::Path) -> AgentNode {
@@ -599,6 +603,16 @@ mod tests {
             ..Config::default()
         };
         AgentNode::apart(config).unwrap()
+    }
+
+    /// Makes the cgroup of a pod.
+    fn pod_cgroup(root: &std::path::Path, uid: &str) -> PathBuf {
+        let pod = root.join(format!("cgroup/cpuset/kubepods/pod{uid}"));
+        fs::create_dir(&pod).unwrap();
+        for (file, text) in [("cpus", "0-3"), ("mems", "0"), ("cpu_exclusive", "0")] {
+            fs::write(pod.join(format!("cpuset.{file}")), text).unwrap();
+        }
+        pod
     }
 
     #[test]
@@ -680,16 +694,53 @@ mod tests {
         assert_eq!(left, (1, 0));
     }
 
+    #[test]
+    fn a_container_with_its_own_volume_at_the_place_of_live_files_gets_no_folder() {
+        let root = tempfile::tempdir().unwrap();
+        let mut node = machine(root.path());
+        let folders = ContainerFolders::new(&root.path().join("live"));
+        node.live_folders = Some(folders.clone());
+        node.enforcement = Enforcement::Cpuset;
+        let (published, _snapshots) = watch::channel(None);
+        let metrics = AgentMetrics::new().unwrap();
+        let heartbeat = Heartbeat::new(Duration::from_secs(1));
+        let mut reconciler = Reconciler::new(node, false, metrics, published, heartbeat);
+        for (uid, can_mount_files) in [("own-volume", false), ("none", true)] {
+            // The pod's sandbox is there.
+            pod_cgroup(root.path(), uid);
+            let resources = Resources {
+                cpu_request: Some(1000),
+                cpu_limit: Some(1000),
+                memory_request: Some(1 << 20),
+                memory_limit: Some(1 << 20),
+            };
+            let container = Container {
+                name: "main".to_owned(),
+                resources,
+                ..Container::default()
+            };
+            let cpus = ("pinfold.io/cpus".to_owned(), "exclusive".to_owned());
+            let pod = Pod {
+                uid: Some(uid.into()),
+                annotations: [cpus].into(),
+                containers: vec![container],
+                ..Pod::default()
+            };
+            let (reply, mut answer) = oneshot::channel();
+            reconciler.handle_create(RuntimePod::new(pod), ("main", can_mount_files), reply);
+            let answer = answer.try_recv().unwrap();
+            assert!(answer.cpus.is_some(), "{answer:?}");
+        }
+        let made = vec![("none".to_owned(), vec!["main".to_owned()])];
+        assert_eq!(folders.list().pods, made);
+    }
+
     /// A pod may end while no agent runs. The folder of a pod that is still there must stay, because a mount follows it.
     #[test]
     fn the_live_files_of_pods_that_are_gone_are_removed() {
         let root = tempfile::tempdir().unwrap();
         let mut node = machine(root.path());
-        let pod = root.path().join("cgroup/cpuset/kubepods/podhere");
-        fs::create_dir(&pod).unwrap();
-        for (file, text) in [("cpus", "0-3"), ("mems", "0"), ("cpu_exclusive", "0")] {
-            fs::write(pod.join(format!("cpuset.{file}")), text).unwrap();
-        }
+        let pod = pod_cgroup(root.path(), "here");
         let folders = ContainerFolders::new(&root.path().join("live"));
         node.live_folders = Some(folders.clone());
         for uid in ["gone", "here"] {

@@ -28,7 +28,7 @@ impl LiveMounts {
         let Some(folder) = folder.and_then(Path::to_str) else {
             return Vec::new();
         };
-        if let Some(own) = container.mounts.iter().find(|mount| is_in_the_way(mount)) {
+        if let Some(own) = Self::own_volume(container) {
             self.note(container, &own.destination);
             return Vec::new();
         }
@@ -38,6 +38,11 @@ impl LiveMounts {
             source: folder.to_owned(),
             options: OPTIONS.map(str::to_owned).to_vec(),
         }]
+    }
+
+    /// The volume that the container has where its folder would be mounted.
+    pub(super) fn own_volume(container: &Container) -> Option<&Mount> {
+        container.mounts.iter().find(|mount| is_in_the_way(mount))
     }
 
     /// Logs once that a container of a pod gets no mount, however often it restarts.
