@@ -175,7 +175,8 @@ impl LiveFiles {
                     self.written.entry(key).or_default();
                 }
             }
-            let stays = |line| format!("{line}; until that works, live files in it stay as they are");
+            let stays =
+                |line| format!("{line}; until that works, live files in it stay as they are");
             self.unreadable = unreadable.into_iter().map(stays).collect();
         }
         &self.unreadable

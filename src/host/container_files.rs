@@ -186,10 +186,7 @@ impl ContainerFolders {
 }
 
 /// The folders below `pods`, read with `list`. One that can't be read leaves the others.
-fn listed(
-    pods: &Path,
-    list: impl Fn(&Path) -> io::Result<Vec<DirectoryEntry>>,
-) -> ListedFolders {
+fn listed(pods: &Path, list: impl Fn(&Path) -> io::Result<Vec<DirectoryEntry>>) -> ListedFolders {
     let mut found = ListedFolders::default();
     let mut names = |path: &Path| match list(path) {
         Ok(entries) => Some(file::directory_names(entries)),
