@@ -2,8 +2,7 @@
 //! waits because the agent is busy, what the question to a kubelet that chooses the CPUs adds, and the time added to a
 //! container's creation by a real containerd. The bench runs two series of containerd, in turns with and without the plugin.
 //! `PINFOLD_KERNEL_TESTS=1 cargo bench --bench nri` (`-- handlers`, `-- bursts`, `-- queue`, `-- kubelet` or `-- creation`
-//! for one part, `-- handlers 500` for a different number of
-//! containers), as root, after `tests/runtime/prepare`
+//! for one part, `-- handlers 500` for a different number of containers), as root, after `tests/runtime/prepare`
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 #[path = "../tests/support/agent.rs"]

@@ -195,8 +195,8 @@ impl AgentNode {
         let (enforcement, cause, reason) = self.enforcement_beside(source, now);
         let suspended = (now == CpuManager::Unanswered).then(|| {
             format!(
-                "new assignments are suspended until a kubelet tells the policy of its CPU Manager on {socket}, up to a minute \
-                 after the kubelet's start; remove the socket if this node has no kubelet"
+                "new assignments are suspended until a kubelet on {socket} reports whether it assigns CPUs, which can take a \
+                 minute after its start; remove the socket if this node has no kubelet"
             )
         });
         let before = (

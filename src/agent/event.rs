@@ -45,6 +45,8 @@ pub enum AgentEvent {
         /// The container's pod, with the container.
         pod: Box<RuntimePod>,
         container: String,
+        /// Whether live files can be mounted. They can't where the container has a volume of its own.
+        can_mount_files: bool,
         reply: oneshot::Sender<CreateAnswer>,
     },
     /// The runtime request StartContainer. The container's cgroup exists, but its program has not begun.

@@ -4,7 +4,7 @@ use super::agent_node::AgentNode;
 use super::changes::CgroupChanges;
 use crate::cpu::CpuSet;
 use crate::host::cgroup::{Cpuset, PodCgroup, PodSurroundings};
-use crate::host::container_files::ContainerFolders;
+use crate::host::container_files::{ContainerFolders, ListedFolders};
 use crate::pin::cpu_isolation::CpuIsolator;
 use crate::pin::{self, AppliedStep, Step};
 
@@ -31,9 +31,9 @@ pub trait Kernel {
     /// Carries out steps in order, and stops before the first one for which `go_on` returns false.
     fn apply(&self, steps: Vec<Step>, go_on: &mut dyn FnMut(&Step) -> bool) -> Vec<AppliedStep>;
 
-    /// The pods with folders of live files, and the names of their containers. Without live files there are none.
-    fn live_folders(&self) -> Result<Vec<(String, Vec<String>)>, String> {
-        Ok(Vec::new())
+    /// The folders of live files. Without live files there are none.
+    fn live_folders(&self) -> ListedFolders {
+        ListedFolders::default()
     }
     /// Makes the folder of a container's live files. One that exists stays.
     fn make_live_folder(&self, _uid: &str, _container: &str) -> Result<(), String> {
@@ -102,10 +102,9 @@ impl Kernel for AgentNode {
         pin::apply_while(steps, &self.cgroups, go_on)
     }
 
-    fn live_folders(&self) -> Result<Vec<(String, Vec<String>)>, String> {
+    fn live_folders(&self) -> ListedFolders {
         let listed = self.live_folders.as_ref().map(ContainerFolders::list);
-        let listed = listed.transpose().map_err(|error| error.to_string())?;
-        Ok(listed.unwrap_or_default())
+        listed.unwrap_or_default()
     }
 
     fn make_live_folder(&self, uid: &str, container: &str) -> Result<(), String> {

@@ -1,14 +1,15 @@
 //! [`LiveFiles`]: the files from which a running program learns its CPUs, in the folder that its container sees as [`MOUNT`].
 //!
-//! Pinfold never lets a container run on a CPU that `cpus` does not name: before an assignment grows the file is written first,
-//! and after it has shrunk the file is written last. `upcoming-cpus` names what an announced shrink will leave, so that the
-//! program learns of it before the CPUs go. A file that can't be written is removed, because a missing one promises nothing.
+//! Pinfold itself never lets a container run on a CPU that `cpus` does not name: before an assignment grows the file is written
+//! first, and after it has shrunk the file is written last. `upcoming-cpus` names what an announced shrink will leave, so that
+//! the program learns of it before the CPUs go. A file that can't be written is removed, because a missing one promises nothing.
 
 use std::collections::BTreeMap;
 use std::fmt;
 
 use super::kernel::Kernel;
 use crate::cpu::{CpuSet, RankCpus};
+use crate::host::container_files::ListedFolders;
 use crate::pod::ContainerKey;
 
 /// Where the container sees its folder.
@@ -36,8 +37,10 @@ pub struct LiveValues {
 #[derive(Debug, Default)]
 pub(super) struct LiveFiles {
     written: BTreeMap<ContainerKey, BTreeMap<&'static str, Option<String>>>,
-    /// Whether the folders from before the agent's start are in `written`.
+    /// Whether all folders from before the agent's start are in `written`.
     is_listed: bool,
+    /// The folders that could not be read, as sentences.
+    unreadable: Vec<String>,
     /// What could not be written, as sentences.
     failures: BTreeMap<ContainerKey, String>,
 }
@@ -93,6 +96,10 @@ impl LiveFiles {
             self.write(kernel, key, values.of_cpus())?;
             self.write(kernel, key, values.others())
         });
+        if written.is_err() {
+            // It isn't mounted.
+            self.written.remove(key);
+        }
         self.note(key, written.as_ref().err());
         written
     }
@@ -135,10 +142,11 @@ impl LiveFiles {
             if written.get(name) == Some(&text) {
                 continue;
             }
-            if let Err(failure) = kernel.write_live_file(of, name, text.as_deref()) {
+            if let Err(mut failure) = kernel.write_live_file(of, name, text.as_deref()) {
                 // On a full file system, a file can still be removed.
-                let removed = kernel.write_live_file(of, name, None);
-                tracing::debug!("{name} of container {} is removed: {removed:?}", of.1);
+                if let Err(stays) = kernel.write_live_file(of, name, None) {
+                    failure = format!("{failure}; the file {name} stays as it was: {stays}");
+                }
                 written.remove(name);
                 result = result.and(Err(failure));
             } else {
@@ -155,23 +163,23 @@ impl LiveFiles {
         };
     }
 
-    /// Finds the folders from before the agent's start, once.
-    ///
-    /// # Errors
-    /// The folders can't be read, as a sentence. The next call tries again.
-    pub(super) fn list(&mut self, kernel: &impl Kernel) -> Result<(), String> {
-        if self.is_listed {
-            return Ok(());
-        }
-        let listed = kernel.live_folders()?;
-        self.is_listed = true;
-        for (uid, containers) in listed {
-            for container in containers {
-                let key = ContainerKey::new(&uid, container);
-                self.written.entry(key).or_default();
+    /// Finds the folders from before the agent's start, until all could be read once. Returns the failures, which are also
+    /// among [`failures`](Self::failures).
+    pub(super) fn list(&mut self, kernel: &impl Kernel) -> &[String] {
+        if !self.is_listed {
+            let ListedFolders { pods, unreadable } = kernel.live_folders();
+            self.is_listed = unreadable.is_empty();
+            for (uid, containers) in pods {
+                for container in containers {
+                    let key = ContainerKey::new(&uid, container);
+                    self.written.entry(key).or_default();
+                }
             }
+            let stays =
+                |line| format!("{line}; until that works, live files in it stay as they are");
+            self.unreadable = unreadable.into_iter().map(stays).collect();
         }
-        Ok(())
+        &self.unreadable
     }
 
     /// The containers with a folder.
@@ -181,8 +189,11 @@ impl LiveFiles {
 
     /// Removes the folders of the pods that are gone.
     pub(super) fn retain(&mut self, kernel: &impl Kernel, is_there: impl Fn(&str) -> bool) {
-        let uids = self.written.keys().map(|key| key.uid.clone());
+        // A folder may be there although its files could not be written.
+        let keys = self.written.keys().chain(self.failures.keys());
+        let uids = keys.map(|key| key.uid.clone());
         let mut gone: Vec<_> = uids.filter(|uid| !is_there(uid.as_str())).collect();
+        gone.sort_unstable();
         gone.dedup();
         for uid in gone {
             if let Err(failure) = kernel.remove_live_folders(uid.as_str()) {
@@ -200,9 +211,9 @@ impl LiveFiles {
             .retain(|key, _| written.contains_key(key) || is_there(key.uid.as_str()));
     }
 
-    /// What could not be written, as sentences.
+    /// What could not be read or written, as sentences.
     pub(super) fn failures(&self) -> impl Iterator<Item = String> {
-        self.failures.iter().map(|(key, failure)| {
+        let of_containers = self.failures.iter().map(|(key, failure)| {
             let (container, uid) = (&key.container, key.uid.as_str());
             if self.written.contains_key(key) {
                 format!(
@@ -211,6 +222,7 @@ impl LiveFiles {
             } else {
                 format!("container {container} of pod {uid} has no files in {MOUNT}: {failure}")
             }
-        })
+        });
+        self.unreadable.iter().cloned().chain(of_containers)
     }
 }

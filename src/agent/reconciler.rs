@@ -416,9 +416,10 @@ impl Reconciler {
             AgentEvent::Create {
                 pod,
                 container,
+                can_mount_files,
                 reply,
             } => {
-                self.handle_create(*pod, &container, reply);
+                self.handle_create(*pod, (&container, can_mount_files), reply);
                 self.schedule.answered(Instant::now());
             }
             AgentEvent::Start {
@@ -569,12 +570,15 @@ fn context<'a>(
 #[allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 mod tests {
     use std::fs;
+    use std::path::PathBuf;
 
     use super::*;
     use crate::agent::config::{Config, EnforcementChoice};
+    use crate::agent::event::RuntimePod;
     use crate::agent::live_files::{LiveFiles, LiveValues};
     use crate::host::container_files::ContainerFolders;
-    use crate::pod::ContainerKey;
+    use crate::pin::Enforcement;
+    use crate::pod::{Container, ContainerKey, Pod, Resources};
 
     /// A machine of folders and files: cgroup v1 with an empty tree of pods, and a list of online CPUs.
     fn machine(root: &std::path::Path) -> AgentNode {
@@ -597,6 +601,16 @@ mod tests {
             ..Config::default()
         };
         AgentNode::apart(config).unwrap()
+    }
+
+    /// Makes the cgroup of a pod.
+    fn pod_cgroup(root: &std::path::Path, uid: &str) -> PathBuf {
+        let pod = root.join(format!("cgroup/cpuset/kubepods/pod{uid}"));
+        fs::create_dir(&pod).unwrap();
+        for (file, text) in [("cpus", "0-3"), ("mems", "0"), ("cpu_exclusive", "0")] {
+            fs::write(pod.join(format!("cpuset.{file}")), text).unwrap();
+        }
+        pod
     }
 
     #[test]
@@ -634,16 +648,97 @@ mod tests {
         assert_eq!(live.failures().count(), 0);
     }
 
+    #[test]
+    fn live_files_that_cannot_be_kept_true_are_reported_until_they_can() {
+        let root = tempfile::tempdir().unwrap();
+        let mut node = machine(root.path());
+        let base = root.path().join("live");
+        let folders = ContainerFolders::new(&base);
+        node.live_folders = Some(folders.clone());
+        let (mut live, key) = (LiveFiles::default(), ContainerKey::new("a", "main"));
+        let values = |cpus: &str| LiveValues {
+            cpus: cpus.parse().unwrap(),
+            ..LiveValues::default()
+        };
+        // A container whose first file can't be written has no mount.
+        let folder = folders.make("a", "main").unwrap();
+        let temporary = folder.join(".new");
+        fs::create_dir(&temporary).unwrap();
+        live.open(&node, &key, &values("2-3")).unwrap_err();
+        let failures: Vec<String> = live.failures().collect();
+        assert!(failures[0].contains("has no files"), "{failures:?}");
+        live.retain(&node, |_| false);
+        assert!(!folder.exists(), "nobody else removes the folder");
+        live.open(&node, &key, &values("2-3")).unwrap();
+        // Neither written nor removed.
+        fs::remove_file(folder.join("cpus")).unwrap();
+        for at in [&temporary, &folder.join("cpus")] {
+            fs::create_dir(at).unwrap();
+        }
+        live.set_cpus(&node, &key, &values("2-5"));
+        let failures: Vec<String> = live.failures().collect();
+        assert!(failures[0].contains("cpus stays as it was"), "{failures:?}");
+        // An agent that starts can't read the folders.
+        fs::rename(base.join("containers"), base.join("moved")).unwrap();
+        std::os::unix::fs::symlink("containers", base.join("containers")).unwrap();
+        let mut live = LiveFiles::default();
+        live.list(&node);
+        let failures: Vec<String> = live.failures().collect();
+        assert!(failures[0].contains("can't read"), "{failures:?}");
+        fs::remove_file(base.join("containers")).unwrap();
+        fs::rename(base.join("moved"), base.join("containers")).unwrap();
+        live.list(&node);
+        let left = (live.containers().count(), live.failures().count());
+        assert_eq!(left, (1, 0));
+    }
+
+    #[test]
+    fn a_container_with_its_own_volume_at_the_place_of_live_files_gets_no_folder() {
+        let root = tempfile::tempdir().unwrap();
+        let mut node = machine(root.path());
+        let folders = ContainerFolders::new(&root.path().join("live"));
+        node.live_folders = Some(folders.clone());
+        node.enforcement = Enforcement::Cpuset;
+        let (published, _snapshots) = watch::channel(None);
+        let metrics = AgentMetrics::new().unwrap();
+        let heartbeat = Heartbeat::new(Duration::from_secs(1));
+        let mut reconciler = Reconciler::new(node, false, metrics, published, heartbeat);
+        for (uid, can_mount_files) in [("own-volume", false), ("none", true)] {
+            // The pod's sandbox is there.
+            pod_cgroup(root.path(), uid);
+            let resources = Resources {
+                cpu_request: Some(1000),
+                cpu_limit: Some(1000),
+                memory_request: Some(1 << 20),
+                memory_limit: Some(1 << 20),
+            };
+            let container = Container {
+                name: "main".to_owned(),
+                resources,
+                ..Container::default()
+            };
+            let cpus = ("pinfold.io/cpus".to_owned(), "exclusive".to_owned());
+            let pod = Pod {
+                uid: Some(uid.into()),
+                annotations: [cpus].into(),
+                containers: vec![container],
+                ..Pod::default()
+            };
+            let (reply, mut answer) = oneshot::channel();
+            reconciler.handle_create(RuntimePod::new(pod), ("main", can_mount_files), reply);
+            let answer = answer.try_recv().unwrap();
+            assert!(answer.cpus.is_some(), "{answer:?}");
+        }
+        let made = vec![("none".to_owned(), vec!["main".to_owned()])];
+        assert_eq!(folders.list().pods, made);
+    }
+
     /// A pod may end while no agent runs. The folder of a pod that is still there must stay, because a mount follows it.
     #[test]
     fn the_live_files_of_pods_that_are_gone_are_removed() {
         let root = tempfile::tempdir().unwrap();
         let mut node = machine(root.path());
-        let pod = root.path().join("cgroup/cpuset/kubepods/podhere");
-        fs::create_dir(&pod).unwrap();
-        for (file, text) in [("cpus", "0-3"), ("mems", "0"), ("cpu_exclusive", "0")] {
-            fs::write(pod.join(format!("cpuset.{file}")), text).unwrap();
-        }
+        let pod = pod_cgroup(root.path(), "here");
         let folders = ContainerFolders::new(&root.path().join("live"));
         node.live_folders = Some(folders.clone());
         for uid in ["gone", "here"] {
@@ -655,10 +750,10 @@ mod tests {
         let mut reconciler = Reconciler::new(node, false, metrics, published, heartbeat);
         reconciler.reconcile_for(Trigger::Timer, None);
         let left = vec![("here".to_owned(), vec!["main".to_owned()])];
-        assert_eq!(folders.list().unwrap(), left);
+        assert_eq!(folders.list().pods, left);
         fs::remove_dir_all(&pod).unwrap();
         reconciler.reconcile_for(Trigger::Timer, None);
-        assert_eq!(folders.list().unwrap(), []);
+        assert_eq!(folders.list().pods, []);
     }
 
     /// The first turn after a CPU went offline may be caused by another program's write, or by a

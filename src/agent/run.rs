@@ -177,6 +177,7 @@ impl Agent {
         let request = AgentEvent::Create {
             container: container.name.clone(),
             pod: Box::new(RuntimePod::new(pod)),
+            can_mount_files: true,
             reply,
         };
         self.events

@@ -69,7 +69,7 @@ impl Reconciler {
     pub(super) fn handle_create(
         &mut self,
         pod: RuntimePod,
-        container: &str,
+        (container, can_mount_files): (&str, bool),
         reply: oneshot::Sender<CreateAnswer>,
     ) {
         // Without a uid, the container belongs to no pod. The dropped reply lets the creation go on without an answer.
@@ -90,7 +90,7 @@ impl Reconciler {
         let Some(mut answer) = self.create_answer(&uid, container, &result) else {
             return;
         };
-        answer.live_folder = self.live_folder(request, &result, &answer);
+        answer.live_folder = self.live_folder(request, &result, (&answer, can_mount_files));
         // The runtime may have given up waiting. The assignment then stays in the record for the
         // next attempt.
         let _ = reply.send(answer);
@@ -174,7 +174,7 @@ impl Reconciler {
         &mut self,
         (uid, container): (&str, &str),
         result: &TurnResult,
-        answer: &CreateAnswer,
+        (answer, can_mount_files): (&CreateAnswer, bool),
     ) -> Option<PathBuf> {
         let node = &self.node;
         let folders = node.live_folders.as_ref()?;
@@ -185,6 +185,10 @@ impl Reconciler {
             return None;
         }
         let folder = folders.path(uid, container).ok();
+        if !can_mount_files {
+            // Nobody would see the files.
+            return folder;
+        }
         let memory = decision.memory.as_ref().unwrap_or(&node.memory_nodes);
         let values = LiveValues {
             cpus: cpus.clone(),

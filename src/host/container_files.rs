@@ -9,7 +9,7 @@ use std::io::{self, ErrorKind, Write};
 use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 
-use super::file;
+use super::file::{self, DirectoryEntry};
 
 /// The folder below the base that has the pods' folders.
 const CONTAINERS: &str = "containers";
@@ -37,6 +37,15 @@ pub struct ContainerFileError {
 #[derive(Debug, Clone)]
 pub struct ContainerFolders {
     base: PathBuf,
+}
+
+/// The folders that [`ContainerFolders::list`] has found.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct ListedFolders {
+    /// The pods with a folder, and the names of their containers' folders.
+    pub pods: Vec<(String, Vec<String>)>,
+    /// The folders that can't be read, as sentences.
+    pub unreadable: Vec<String>,
 }
 
 // === impl ContainerFileError ===
@@ -121,18 +130,9 @@ impl ContainerFolders {
         replace(&folder, &path, text).map_err(at)
     }
 
-    /// The pods with a folder, and the names of their containers' folders.
-    ///
-    /// # Errors
-    /// A folder can't be read. A missing base folder has no pods.
-    pub fn list(&self) -> io::Result<Vec<(String, Vec<String>)>> {
-        let pods = self.base.join(CONTAINERS);
-        let mut found = Vec::new();
-        for pod in file::directory_names(file::list_optional(&pods)?) {
-            let containers = file::list_optional(&pods.join(&pod))?;
-            found.push((pod, file::directory_names(containers)));
-        }
-        Ok(found)
+    /// The folders that exist. A missing base folder has no pods.
+    pub fn list(&self) -> ListedFolders {
+        listed(&self.base.join(CONTAINERS), file::list_optional)
     }
 
     /// Removes the folders of a pod's containers, with their files. Whoever still has a mount of a folder then sees an empty one,
@@ -183,6 +183,27 @@ impl ContainerFolders {
             })
             .map_err(ContainerFileError::at(&path))
     }
+}
+
+/// The folders below `pods`, read with `list`. One that can't be read leaves the others.
+fn listed(pods: &Path, list: impl Fn(&Path) -> io::Result<Vec<DirectoryEntry>>) -> ListedFolders {
+    let mut found = ListedFolders::default();
+    let mut names = |path: &Path| match list(path) {
+        Ok(entries) => Some(file::directory_names(entries)),
+        Err(error) => {
+            let line = format!("can't read {}: {error}", path.display());
+            found.unreadable.push(line);
+            None
+        }
+    };
+    let all = names(pods).unwrap_or_default().into_iter();
+    found.pods = all
+        .filter_map(|pod| {
+            let containers = names(&pods.join(&pod))?;
+            Some((pod, containers))
+        })
+        .collect();
+    found
 }
 
 fn make_folder(path: &Path) -> io::Result<()> {
@@ -262,7 +283,7 @@ mod tests {
     fn pods_are_listed_and_removed() {
         let base = tempfile::tempdir().unwrap();
         let folders = folders(base.path());
-        assert_eq!(folders.list().unwrap(), []);
+        assert_eq!(folders.list(), ListedFolders::default());
         folders.remove("uid").unwrap();
         for (pod, container) in [("a", "one"), ("a", "two"), ("b", "one")] {
             folders.make(pod, container).unwrap();
@@ -273,12 +294,32 @@ mod tests {
             ("a".to_owned(), names(&["one", "two"])),
             ("b".to_owned(), names(&["one"])),
         ];
-        assert_eq!(folders.list().unwrap(), all);
+        assert_eq!(folders.list().pods, all);
         folders.remove("a").unwrap();
-        assert_eq!(folders.list().unwrap(), all[1..]);
+        assert_eq!(folders.list().pods, all[1..]);
         folders.remove_all().unwrap();
         folders.remove_all().unwrap();
-        assert_eq!(folders.list().unwrap(), []);
+        assert_eq!(folders.list(), ListedFolders::default());
+    }
+
+    #[test]
+    fn a_folder_that_cannot_be_read_leaves_those_of_other_pods() {
+        let base = tempfile::tempdir().unwrap();
+        let folders = folders(base.path());
+        for pod in ["a", "b", "c"] {
+            folders.make(pod, "main").unwrap();
+        }
+        let pods = base.path().join("pinfold").join(CONTAINERS);
+        let found = listed(&pods, |path| {
+            if path.ends_with("b") {
+                return Err(io::Error::from(ErrorKind::PermissionDenied));
+            }
+            file::list_optional(path)
+        });
+        let names: Vec<&str> = found.pods.iter().map(|(pod, _)| pod.as_str()).collect();
+        assert_eq!(names, ["a", "c"]);
+        let [line] = <[String; 1]>::try_from(found.unreadable).unwrap();
+        assert!(line.contains("/containers/b: permission denied"), "{line}");
     }
 
     #[test]

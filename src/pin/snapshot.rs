@@ -314,8 +314,7 @@ fn partition_text(cgroup: &ContainerCgroup) -> Option<String> {
     (*partition != Partition::Unsupported).then(|| partition.to_string())
 }
 
-/// What an announced shrink will leave a container, and the CPUs that it keeps: whoever sizes a thread pool now shall size it for
-/// these.
+/// Returns `upcoming`, and the CPUs for which a thread pool should be sized now.
 fn cpus_after_shrink<'a>(
     decisions: &'a Decisions,
     (uid, container): (Option<&str>, &str),

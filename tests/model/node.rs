@@ -12,6 +12,7 @@ use pinfold::agent::turn::{self, NeedsAllPods, TurnContext, TurnEnd, TurnResult}
 use pinfold::agent::world::{CgroupChanges, Heartbeat, LiveValues, PodStore, World as AgentWorld};
 use pinfold::cpu::{CpuSet, Placer, SharedMinimum, Topology};
 use pinfold::host::cgroup::{CgroupError, Cpuset, PodCgroup, PodSurroundings};
+use pinfold::host::container_files::ListedFolders;
 use pinfold::metrics::AgentMetrics;
 use pinfold::pin::decide::{DecisionContext, KubeletCpus};
 use pinfold::pin::{AppliedStep, Enforcement, Reason, Step, StepOutcome as Real};
@@ -531,11 +532,14 @@ impl Kernel for ModelNode<'_> {
         None
     }
 
-    fn live_folders(&self) -> Result<Vec<(String, Vec<String>)>, String> {
+    fn live_folders(&self) -> ListedFolders {
         let run = self.run.borrow();
         let files = run.world.files.keys();
         let folder = |(pod, at): &(usize, usize)| (pod.to_string(), vec![format!("c{at}")]);
-        Ok(files.map(folder).collect())
+        ListedFolders {
+            pods: files.map(folder).collect(),
+            unreadable: Vec::new(),
+        }
     }
 
     fn make_live_folder(&self, uid: &str, container: &str) -> Result<(), String> {

@@ -75,6 +75,8 @@ struct ReportedContainer {
     refused: Option<RefusalSource>,
     /// The intra-op threads of each process that were right; `None` if unknown.
     threads: Option<usize>,
+    /// The exclusive CPUs for which they were right; `None` for shared CPUs.
+    sized_for: Option<CpuSet>,
     kept: Vec<String>,
     bindings: Vec<String>,
     repaired: u64,
@@ -233,17 +235,23 @@ impl ReportedContainer {
         news
     }
 
-    /// The news that another number of threads is right than so far, after the container's CPUs have changed or will.
+    /// The news that another number of threads is right than so far. Mostly the container's CPUs have changed or will.
     fn thread_count(&mut self, container: &ContainerState) -> Option<EventContent> {
         let now = container.threads.threads?;
+        let cpus = container.upcoming.as_ref().or(container.own());
+        let cpus = cpus.filter(|cpus| !cpus.is_empty());
+        let sized_for = std::mem::replace(&mut self.sized_for, cpus.cloned());
         let before = self.threads.replace(now)?;
         if now == before || !self.was_pinned {
             return None;
         }
-        let cpus = match (&container.upcoming, container.own()) {
-            (Some(left), _) if left.is_empty() => "it will run on shared CPUs".to_owned(),
-            (Some(left), _) => format!("it will keep only {}", left.in_words()),
-            (None, Some(own)) => format!("it has {}", own.in_words()),
+        let because = match (cpus, &container.upcoming) {
+            (cpus, _) if cpus == sized_for.as_ref() => {
+                "its CPU limit or its pod's labels or annotations have changed".to_owned()
+            }
+            (Some(left), Some(_)) => format!("it will keep only {}", left.in_words()),
+            (Some(own), None) => format!("it has {}", own.in_words()),
+            (None, Some(_)) => "it will run on shared CPUs".to_owned(),
             (None, None) => "it runs on shared CPUs".to_owned(),
         };
         Some(EventContent {
@@ -251,7 +259,7 @@ impl ReportedContainer {
             action: "SizeThreads",
             reason: "ThreadCountChanged",
             note: format!(
-                "should now use {} in each process instead of {before}, because {cpus}; its environment keeps the number from \
+                "should now use {} in each process instead of {before}, because {because}; its environment keeps the number from \
                  its start, and a program that can follow finds the present one in /run/pinfold/threads if its container has live files",
                 counted(now, "intra-op thread")
             ),

@@ -7,7 +7,7 @@ use std::sync::{Mutex, PoisonError};
 use crate::agent::live_files::MOUNT;
 use crate::nri::{Container, Mount};
 
-/// How many containers the log has named are remembered, so that each is named once.
+/// How many of the containers that the log has named are remembered. Each is logged once.
 const REMEMBERED: usize = 1000;
 
 /// The options of the mount. A change in the container's mounts never reaches the host's, and nothing in the folder can run.
@@ -28,7 +28,7 @@ impl LiveMounts {
         let Some(folder) = folder.and_then(Path::to_str) else {
             return Vec::new();
         };
-        if let Some(own) = container.mounts.iter().find(|mount| is_in_the_way(mount)) {
+        if let Some(own) = Self::own_volume(container) {
             self.note(container, &own.destination);
             return Vec::new();
         }
@@ -38,6 +38,11 @@ impl LiveMounts {
             source: folder.to_owned(),
             options: OPTIONS.map(str::to_owned).to_vec(),
         }]
+    }
+
+    /// The volume that the container has where its folder would be mounted.
+    pub(super) fn own_volume(container: &Container) -> Option<&Mount> {
+        container.mounts.iter().find(|mount| is_in_the_way(mount))
     }
 
     /// Logs once that a container of a pod gets no mount, however often it restarts.
@@ -60,11 +65,15 @@ impl LiveMounts {
 /// Whether a volume is mounted at the folder's path, above it or below it. Some images have a link from `/var/run` to `/run`.
 /// A temporary file system at `/run` is the runtime's own, and empty.
 fn is_in_the_way(mount: &Mount) -> bool {
-    // Kubernetes leaves `//` and `/.` in a path.
-    let at: PathBuf = Path::new(&mount.destination)
-        .components()
-        .filter(|part| matches!(part, Component::Normal(_)))
-        .collect();
+    // Kubernetes leaves `//`, `/.` and `/..` in a path.
+    let mut at = PathBuf::new();
+    for part in Path::new(&mount.destination).components() {
+        match part {
+            Component::Normal(name) => at.push(name),
+            Component::ParentDir => drop(at.pop()),
+            _ => {}
+        }
+    }
     let at = at.strip_prefix("var").unwrap_or(&at);
     let folder = Path::new(MOUNT.trim_start_matches('/'));
     at.starts_with(folder) || at == Path::new("run") && mount.kind != "tmpfs"
@@ -112,6 +121,8 @@ mod tests {
             "/run//pinfold",
             "/run/./pinfold",
             "//run",
+            "/x/../run/pinfold",
+            "/../run/x/..",
         ] {
             assert_eq!(mounts(own, "bind"), [], "{own}");
         }
@@ -121,6 +132,7 @@ mod tests {
             ("/run/pinfold2", "bind"),
             ("/runs", "bind"),
             ("/var", "bind"),
+            ("/run/pinfold/../x", "bind"),
         ] {
             assert_eq!(mounts(other, kind).len(), 1, "{other}");
         }

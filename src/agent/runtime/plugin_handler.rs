@@ -343,6 +343,7 @@ impl nri::Plugin for PluginHandler {
             .request(|reply| AgentEvent::Create {
                 pod,
                 container: name,
+                can_mount_files: LiveMounts::own_volume(container).is_none(),
                 reply,
             })
             .await;
@@ -676,6 +677,37 @@ mod tests {
             ["", "second"],
             "the end of the first, then the creation of the second"
         );
+    }
+
+    #[tokio::test]
+    async fn a_creation_tells_whether_live_files_can_be_mounted() {
+        let (reconciler, mut events) = mpsc::unbounded_channel();
+        let handler = PluginHandler::new(
+            reconciler,
+            None,
+            KubeletLink::none(),
+            AgentMetrics::new().unwrap(),
+        );
+        let deadline = tokio::time::Instant::now() + Duration::from_secs(60);
+        for (destination, wanted) in [("/run/pinfold", false), ("/data", true)] {
+            let mut main = container("main");
+            main.mounts = vec![nri::Mount {
+                destination: destination.to_owned(),
+                ..nri::Mount::default()
+            }];
+            let sandbox = pod();
+            // The dropped reply lets the creation go on without an answer.
+            let told = async {
+                match events.recv().await {
+                    Some(AgentEvent::Create {
+                        can_mount_files, ..
+                    }) => can_mount_files,
+                    other => panic!("{other:?}"),
+                }
+            };
+            let (_, told) = tokio::join!(handler.create(&sandbox, &main, deadline), told);
+            assert_eq!(told, wanted, "{destination}");
+        }
     }
 
     #[tokio::test]

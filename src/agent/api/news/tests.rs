@@ -460,6 +460,8 @@ fn another_number_of_threads_is_reported_once_per_change() {
         sized(2, will_have("1-2")),
         sized(2, owns("1-2")),
         sized(3, owns("1-3")),
+        // The pod's author has annotated another profile.
+        sized(2, owns("1-3")),
         sized(1, will_have("")),
     ];
     let of_threads = |notes: Vec<String>| -> Vec<String> {
@@ -469,7 +471,7 @@ fn another_number_of_threads_is_reported_once_per_change() {
     };
     let notes: Vec<_> = notes_of(&states).into_iter().map(of_threads).collect();
     let counts: Vec<usize> = notes.iter().map(Vec::len).collect();
-    assert_eq!(counts, [0, 1, 0, 1, 1], "{notes:?}");
+    assert_eq!(counts, [0, 1, 0, 1, 1, 1], "{notes:?}");
     for (note, words) in [
         (
             &notes[1][0],
@@ -478,7 +480,11 @@ fn another_number_of_threads_is_reported_once_per_change() {
         (&notes[3][0], "because it has CPUs 1-3;"),
         (
             &notes[4][0],
-            "1 intra-op thread in each process instead of 3, because it will run on shared CPUs;",
+            "instead of 3, because its CPU limit or its pod's labels or annotations have changed;",
+        ),
+        (
+            &notes[5][0],
+            "1 intra-op thread in each process instead of 2, because it will run on shared CPUs;",
         ),
     ] {
         assert!(note.contains(words), "{note}");
