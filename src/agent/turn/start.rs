@@ -162,6 +162,7 @@ fn put_in_force(
         drift,
         lost: world.ledger.lost.clone(),
         errors,
+        has_released: false,
         ended_delays: false,
     })
 }
