@@ -10,19 +10,19 @@ use crate::pod::ContainerKey;
 
 /// The announced shrinks. They follow from [`Decisions::waiting`], and later decisions get them back as [`AnnouncedShrinks`]. An
 /// agent that restarts announces them anew, because until then the records still have all CPUs.
-#[derive(Debug, Default)]
+#[derive(Debug, Clone, Default)]
 pub(super) struct PendingShrinks {
     shrinks: BTreeMap<ContainerKey, PendingShrink>,
 }
 
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 struct PendingShrink {
     /// What will be left; empty for the shared CPUs.
     left: CpuSet,
     due: Instant,
     /// When the container's delay began, however often it has been resized since.
     since: Instant,
-    /// Whether a turn has carried it out or tried to. If that failed, the timer tries again, so nobody needs to be woken.
+    /// Whether a turn has decided to carry it out. If its steps fail, the timer tries again, so nobody needs to be woken.
     was_tried: bool,
 }
 
@@ -69,17 +69,23 @@ impl PendingShrinks {
             waiting, desired, ..
         } = decisions;
         self.shrinks.retain(|key, shrink| {
-            if !is_meant(key.uid.as_str()) || waiting.contains_key(key) {
+            if !is_meant(key.uid.as_str()) {
+                return true;
+            }
+            if waiting.contains_key(key) {
+                // The next turn carries out what is due. Should it never do so, turn must not follow turn for ever.
+                shrink.was_tried |= shrink.due + delay <= now;
                 return true;
             }
             let pod = ledger.assignments.get(key.uid.as_str());
             let own = pod.and_then(|pod| pod.containers.get(&key.container));
             let plan = desired.pod(key.uid.as_str());
             let wanted = plan.and_then(|plan| plan.assignment.containers.get(&key.container));
-            let wanted = wanted.map_or(0, CpuSet::len);
-            // A resize that was taken back leaves nothing to be due, or the next one would have no delay.
-            let is_under_way = shrink.due <= now && own.is_some_and(|own| own.len() > wanted);
-            shrink.was_tried = is_under_way;
+            let wanted = wanted.cloned().unwrap_or_default();
+            // A resize that was taken back leaves nothing to be due, and one to more CPUs than announced nothing beyond these,
+            // or the next one would have no delay.
+            let is_under_way = shrink.due <= now && own.is_some_and(|own| own.len() > wanted.len());
+            (shrink.left, shrink.was_tried) = (wanted, true);
             is_under_way
         });
         let is_new = |key: &ContainerKey, left: &CpuSet| {
@@ -106,14 +112,12 @@ impl PendingShrinks {
         waiting.map(|shrink| shrink.due).min()
     }
 
-    /// The shrinks whose delay is not over, and what each leaves, beginning with the one that has waited longest.
-    pub(super) fn waiting(&self, now: Instant) -> Vec<(ContainerKey, CpuSet)> {
+    /// The containers whose delay is not over, beginning with the one whose delay ends first.
+    pub(super) fn waiting(&self, now: Instant) -> Vec<ContainerKey> {
         let waiting = self.shrinks.iter().filter(|(_, shrink)| shrink.due > now);
         let mut waiting: Vec<_> = waiting.collect();
         waiting.sort_by_key(|(_, shrink)| shrink.due);
-        let owned =
-            |(key, shrink): (&ContainerKey, &PendingShrink)| (key.clone(), shrink.left.clone());
-        waiting.into_iter().map(owned).collect()
+        waiting.into_iter().map(|(key, _)| key.clone()).collect()
     }
 
     /// Ends the delay of a shrink.
@@ -185,6 +189,32 @@ mod tests {
         assert_ne!(announced, AnnouncedShrinks::default());
     }
 
+    /// Its steps may fail, or it was carried out and nobody has looked since.
+    #[test]
+    fn a_due_shrink_to_more_cpus_than_announced_allows_no_smaller_one() {
+        let (mut shrinks, now) = (PendingShrinks::default(), Instant::now());
+        note(&mut shrinks, &waiting("2"), now);
+        let later = now + DELAY;
+        decided(&mut shrinks, (&WaitingShrinks::new(), "2-3"), later);
+        let mut expected = AnnouncedShrinks::default();
+        let key = ContainerKey::new("a", "main");
+        expected.add(key, "2-3".parse().unwrap(), true);
+        assert_eq!(shrinks.announced(later), expected);
+        assert_eq!(note(&mut shrinks, &waiting("2"), later), 1);
+        assert_eq!(shrinks.due(), Some(later + DELAY));
+    }
+
+    #[test]
+    fn a_shrink_that_no_turn_carries_out_wakes_nobody_for_ever() {
+        let (mut shrinks, now) = (PendingShrinks::default(), Instant::now());
+        note(&mut shrinks, &waiting("2-3"), now);
+        // The delay may end between a decision and its note.
+        note(&mut shrinks, &waiting("2-3"), now + DELAY);
+        assert_eq!(shrinks.due(), Some(now + DELAY));
+        note(&mut shrinks, &waiting("2-3"), now + 2 * DELAY);
+        assert_eq!(shrinks.due(), None);
+    }
+
     #[test]
     fn the_shrink_after_one_that_was_taken_back_has_its_own_delay() {
         let (mut shrinks, now) = (PendingShrinks::default(), Instant::now());
@@ -223,7 +253,7 @@ mod tests {
         let mut both = waiting("2-3");
         both.insert(ContainerKey::new("A", "main"), CpuSet::new());
         note(&mut shrinks, &both, now + DELAY / 2);
-        let first = shrinks.waiting(now + DELAY / 2)[0].0.clone();
+        let first = shrinks.waiting(now + DELAY / 2)[0].clone();
         assert_eq!(first.uid.as_str(), "a");
         shrinks.end(&first, now + DELAY / 2);
         assert_eq!(shrinks.waiting(now + DELAY / 2).len(), 1);

@@ -85,7 +85,10 @@ impl Reconciler {
         let answer = self.run_for_pod(Trigger::Create, |world, node, context| {
             turn::admit(world, node, context, request)
         });
-        let result = answer.or_else(|| self.admit_with_all_pods(request));
+        let result = answer.or_else(|| {
+            let mut run_turn = || self.reconcile_for(Trigger::Create, Some(request));
+            turn::admit_with_all_pods(request, &mut run_turn)
+        });
         let Some(result) = result else { return };
         let Some(mut answer) = self.create_answer(&uid, container, &result) else {
             return;
@@ -94,22 +97,6 @@ impl Reconciler {
         // The runtime may have given up waiting. The assignment then stays in the record for the
         // next attempt.
         let _ = reply.send(answer);
-    }
-
-    /// Decides about all pods, because the container's pod alone was not enough.
-    fn admit_with_all_pods(&mut self, request: (&str, &str)) -> Option<TurnResult> {
-        let mut result = self.reconcile_for(Trigger::Create, Some(request))?;
-        for _ in 0..turn::MORE_FOR_CREATION {
-            let has_released = self.world.release_backoff.due().is_some();
-            if !result.may_get_more(request, has_released) {
-                break;
-            }
-            let Some(next) = self.reconcile_for(Trigger::Create, Some(request)) else {
-                break;
-            };
-            result = next;
-        }
-        Some(result)
     }
 
     fn create_answer(
@@ -253,8 +240,7 @@ impl Reconciler {
         }
         let result = self.reconcile_for(trigger, None)?;
         // Where the kubelet chooses the CPUs, the turn may have taken them from an earlier owner.
-        let has_released = self.world.release_backoff.due().is_some();
-        if has_released && self.node.placement_source == PlacementSource::Kubelet {
+        if result.has_released && self.node.placement_source == PlacementSource::Kubelet {
             return self.reconcile_for(trigger, None).or(Some(result));
         }
         Some(result)

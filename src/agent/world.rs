@@ -216,12 +216,6 @@ impl World {
         self.refused.keys().map(String::as_str)
     }
 
-    /// Whether the last turn has given up CPUs, which the next one can assign.
-    #[doc(hidden)]
-    pub fn has_released(&self) -> bool {
-        self.release_backoff.due().is_some()
-    }
-
     /// The pods as decisions see them.
     pub(super) fn pods_list(&self) -> PodList {
         self.pods.known()

@@ -274,12 +274,18 @@ fn place(inputs: &DecisionInput<'_>, ledger: &Ledger, requests: &[PodRequest<'_>
     for pod in requests {
         placing.keep(pod);
     }
-    // A container that only grows has CPUs to run on, so one that has none is served before it.
-    let (first, later): (Vec<_>, Vec<_>) = requests
+    // A container that only grows can go on with the CPUs that it has, so those that have none are served first.
+    let without: Vec<_> = requests
         .iter()
-        .partition(|pod| pod.has_none(placing.assignments.get(&pod.key)));
-    for pod in first.into_iter().chain(later) {
-        placing.gain(pod);
+        .map(|pod| placing.without_cpus(pod))
+        .collect();
+    for (pod, without) in requests.iter().zip(&without) {
+        placing.take_spare(pod, without);
+    }
+    for is_first in [true, false] {
+        for (pod, without) in requests.iter().zip(&without) {
+            placing.gain(pod, |name| without.contains(name) == is_first);
+        }
     }
     let place::PlacementPass {
         mut assignments,

@@ -34,6 +34,8 @@ pub(crate) enum Flaw {
     StaleOwners,
     /// The live files keep what they say at a container's creation.
     OldFiles,
+    /// The steps that `Setup::mutate` leaves out fail. Otherwise, the turn never learns of them.
+    FailingSteps,
 }
 
 /// The events during a turn.
@@ -577,7 +579,9 @@ impl Kernel for ModelNode<'_> {
         if steps.iter().all(is_note) && !steps.is_empty() {
             return self.run.borrow_mut().note(steps);
         }
+        let mut failing = steps.clone();
         let steps = (self.setup.mutate)(steps);
+        failing.retain(|step| !steps.contains(step));
         let creates = matches!(self.turn, Turn::Admit(..));
         if creates && self.setup.flaw == Some(Flaw::NoRecord) {
             let done = |step| AppliedStep {
@@ -591,6 +595,15 @@ impl Kernel for ModelNode<'_> {
         let yields = self.is_plain() && done.len() < planned;
         if yields && self.setup.flaw == Some(Flaw::UnnotedShares) {
             done.retain(|done| !widens_shared(&done.step));
+        }
+        if self.setup.flaw == Some(Flaw::FailingSteps) {
+            let failed = |step| AppliedStep {
+                step,
+                outcome: Real::Differs {
+                    says: "it fails".to_owned(),
+                },
+            };
+            done.extend(failing.into_iter().map(failed));
         }
         done
     }

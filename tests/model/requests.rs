@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 
-use pinfold::agent::turn::{MORE_FOR_CREATION, TurnResult};
+use pinfold::agent::turn::{self, TurnResult};
 use pinfold::agent::world::{PodStore, World as AgentWorld};
 use pinfold::agent::{RuntimePod, RuntimeUpdate};
 use pinfold::cpu::CpuSet;
@@ -742,24 +742,18 @@ impl<'a> Agent<'a> {
             End::NeedsAllPods => self.served[1] += 1,
             other => return Err(format!("a turn about one pod ended so: {other:?}")),
         }
-        let creates = match turn {
-            Turn::Admit(uid, container) => Some((uid, container)),
-            _ => None,
+        let Turn::Admit(uid, container) = turn else {
+            return self.run_of_all(Turn::AllFor(None), &mut || false, left);
         };
-        let Some(mut result) = self.run_of_all(Turn::AllFor(creates), &mut || false, left)? else {
-            return Ok(None);
-        };
-        for _ in 0..MORE_FOR_CREATION {
-            let has_released = self.state.has_released();
-            if creates.is_none_or(|request| !result.may_get_more(request, has_released)) {
-                break;
-            }
-            let Some(next) = self.run_of_all(Turn::AllFor(creates), &mut || false, left)? else {
-                return Ok(None);
-            };
-            result = next;
-        }
-        Ok(Some(result))
+        let request = (uid, container);
+        // A turn that breaks a rule, or in which the agent is killed, is the last one.
+        let mut last = Ok(true);
+        let result = turn::admit_with_all_pods(request, || {
+            let ran = self.run_of_all(Turn::AllFor(Some(request)), &mut || false, left);
+            last = ran.as_ref().map(Option::is_some).map_err(Clone::clone);
+            ran.ok().flatten()
+        });
+        last.map(|is_done| result.filter(|_| is_done))
     }
 
     /// Runs a turn about all pods, which takes what the watches have seen. Whether it was neither interrupted nor cut.

@@ -2,10 +2,12 @@
 //! killed after any step, no CPU has two owners, no container is without CPUs, and no program runs on a CPU that its live file
 //! does not name.
 
+use pinfold::pin::Step;
+
 use super::PLAIN;
 use super::agent::{Setup, Shape};
 use super::events::Event;
-use super::kernel::{KINDS, KernelKind, leaf_node, set};
+use super::kernel::{KINDS, KernelKind, leaf_node, node_of, pod_node, set};
 use super::node::Flaw;
 use super::requests::{Act, Agent, Request, runs, told};
 use super::requests_tests::{and, begin, every};
@@ -123,6 +125,28 @@ fn a_creation_ends_the_delay_only_if_it_needs_the_cpus_and_they_are_enough() {
                 }
             }
         }
+    }
+}
+
+/// The container of pod 2 has ended, and no step that takes back its CPU comes off. Nobody waits for that one for ever.
+#[test]
+fn a_creation_ends_the_delay_beside_a_release_that_always_fails() {
+    fn without_release(mut steps: Vec<Step>) -> Vec<Step> {
+        let is_of_pod = |step: &Step| node_of(step.path()) >= pod_node(2);
+        let is_end = |step: &Step| matches!(step, Step::Record { record: None, .. });
+        if steps.iter().any(|step| is_of_pod(step) && is_end(step)) {
+            steps.retain(|step| !is_of_pod(step));
+        }
+        steps
+    }
+    for kind in KINDS {
+        let shapes = [Shape::One(1), Shape::One(2), Shape::One(1)];
+        let mut setup = setup(kind, &shapes);
+        (setup.mutate, setup.flaw) = (without_release, Some(Flaw::FailingSteps));
+        let acts = and(grown(Shape::One(1)), [Run(2)].into_iter().chain(runs(2, 0)));
+        let shrinks = [Act::End(2, 0), Happen(Event::Resize(0)), Reconcile];
+        let acts = and(and(acts, shrinks), [Run(1), Ask(Create(1, 0))]);
+        assert_eq!(owned(&setup, &acts), (1, 2), "{kind:?}");
     }
 }
 

@@ -60,7 +60,7 @@ pub fn admit(
     if is_lacking(&decisions) && world.forget_ended_owners(kernel) {
         decisions = decide(world);
     }
-    // Delays of shrinks end only if nothing else helps.
+    // A delay ends only if nothing else can give the container its CPUs.
     if !decisions.moves.is_empty()
         || is_lacking(&decisions)
             && (may_free_cpus(world, kernel, context)
@@ -82,6 +82,7 @@ pub fn admit(
         decisions,
         drift: Vec::new(),
         errors,
+        has_released: false,
         ended_delays: false,
     })
 }
@@ -100,9 +101,17 @@ pub(super) fn end_delays_if_enough(
     let pods = world.pods_list();
     let decisions = world.decide(context.node, (&pods, world.observed()), 0);
     world.note_shrinks(&decisions, None, delay);
-    world.free_waiting_cpus(|world, ledger| {
-        // Other containers may want the CPUs, too.
-        let decisions = world.decide_with(context.node, (&pods, world.observed()), 0, ledger);
+    world.end_oldest_delays_until(|world, ended| {
+        // One turn gives up the CPUs, also those of idle siblings, and the next one assigns them, perhaps to other containers
+        // that want them, too.
+        let about = (&*pods, world.observed());
+        let gives_up = world.decide(context.node, about, 0);
+        let mut ledger = world.ledger.clone();
+        for key in ended {
+            let left = gives_up.desired.assignment(key.uid.as_str());
+            ledger.assignments.insert(key.uid.to_string(), left);
+        }
+        let decisions = world.decide_with(context.node, about, 0, &ledger);
         let gets = decision(&pods, uid, container, &decisions);
         gets.is_some_and(|decision| !lacks(decision))
     })
@@ -136,6 +145,7 @@ fn size(
         decisions,
         drift: Vec::new(),
         errors: Vec::new(),
+        has_released: false,
         ended_delays: false,
     }
 }
@@ -228,4 +238,148 @@ fn record(
         return Err(NeedsAllPods);
     }
     Ok(errors)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+    use crate::agent::event::{PodKey, PodSource, PodsChange, PodsUpdate};
+    use crate::agent::world::{Heartbeat, PodStore};
+    use crate::cpu::{CpuSet, Numbering, Placer, Shape, SharedMinimum, Topology};
+    use crate::metrics::AgentMetrics;
+    use crate::pin::decide::DecisionContext;
+    use crate::pin::{Observed, ObservedContainer, PodAssignment, Scan};
+    use crate::pod::{Container, ContainerIds, CpuPreferences, Pod, Policy, Resources};
+
+    fn set(list: &str) -> CpuSet {
+        list.parse().unwrap()
+    }
+
+    /// A training pod with a container of so many CPUs.
+    fn pod(uid: &str, cpus: u64) -> Pod {
+        let (cpus, memory) = (Some(1000 * cpus), Some(1 << 20));
+        let container = Container {
+            name: "main".to_owned(),
+            resources: Resources {
+                cpu_request: cpus,
+                cpu_limit: cpus,
+                memory_request: memory,
+                memory_limit: memory,
+            },
+            ..Container::default()
+        };
+        let annotation = |name: &str, value: &str| (name.to_owned(), value.to_owned());
+        let mut annotations = vec![annotation("pinfold.io/cpus", "exclusive")];
+        if uid == "a" {
+            annotations.push(annotation("pinfold.io/cores", "single"));
+        }
+        Pod {
+            name: uid.to_owned(),
+            uid: Some(uid.into()),
+            api_uid: Some(uid.into()),
+            annotations: annotations.into_iter().collect(),
+            containers: vec![container],
+            ..Pod::default()
+        }
+    }
+
+    /// The pods are described, and their containers run on what the ledger holds.
+    fn world(pods: impl IntoIterator<Item = Pod>, owners: &[(&str, &str, &str)]) -> World {
+        let mut store = PodStore::new(ContainerIds::NoSource).listed_by(&[PodSource::Api]);
+        let pods = pods.into_iter();
+        let listed = pods.map(|pod| (PodKey::of_api(&pod), Arc::new(pod)));
+        store.take_pods(PodsUpdate {
+            source: PodSource::Api,
+            change: Some(PodsChange::Listed(listed.collect())),
+            errors: Vec::new(),
+        });
+        let heartbeat = Heartbeat::new(Duration::from_secs(1));
+        let mut world = World::new(store, AgentMetrics::new().unwrap(), heartbeat);
+        let known = world.pods_list();
+        let uids = known.iter().filter_map(|pod| pod.cgroup_uid());
+        let cgroup = |uid: &str| PodCgroup {
+            path: uid.to_owned(),
+            uid: uid.to_owned(),
+            ..PodCgroup::default()
+        };
+        let scan = Scan {
+            pods: uids.map(cgroup).collect(),
+            ..Scan::default()
+        };
+        let mut observed = Observed::new(scan, &known).0;
+        for (uid, cpus, idle) in owners {
+            let mut assignment = PodAssignment {
+                idle: set(idle),
+                ..PodAssignment::default()
+            };
+            let containers = &mut assignment.containers;
+            containers.insert("main".to_owned(), set(cpus));
+            world
+                .ledger
+                .assignments
+                .insert((*uid).to_owned(), assignment);
+            let mut container = ObservedContainer {
+                name: Some("main".to_owned()),
+                ..ObservedContainer::default()
+            };
+            container.cgroup.path = format!("{uid}/main");
+            container.cgroup.populated = true;
+            container.cgroup.cpuset.effective = set(cpus);
+            let mut pods = observed.pods.iter_mut();
+            let pod = pods.find(|pod| pod.cgroup.uid == *uid).unwrap();
+            pod.containers.push(container);
+        }
+        let pods = observed.pods.iter_mut();
+        pods.for_each(|pod| pod.may_own_cpus = true);
+        *world.mirror.observed_mut() = observed;
+        world
+    }
+
+    /// Whether the delay of a shrink ends for the container of pod `b`, and whether it then gets its CPUs in the second turn.
+    fn ends_delay(world: &mut World) -> bool {
+        let topology = Topology::from_shape(Shape {
+            sockets: 1,
+            numa_per_socket: 1,
+            llcs_per_numa: 1,
+            cores_per_llc: 4,
+            threads_per_core: 2,
+            numbering: Numbering::SiblingsAdjacent,
+        });
+        let (placer, memory_nodes) = (Placer::new(&topology), topology.memory_nodes());
+        let (policy, preferences) = (Policy::default(), CpuPreferences::default());
+        let (reserved, devices) = (set("0-1"), std::collections::BTreeMap::new());
+        let context = TurnContext {
+            node: DecisionContext {
+                topology: &topology,
+                placer: &placer,
+                memory_nodes: &memory_nodes,
+                reserved: &reserved,
+                shared_minimum: SharedMinimum::default(),
+                policy: &policy,
+                preferences: &preferences,
+                devices: &devices,
+                ids_settled: true,
+                suspended: None,
+                kubelet: None,
+                enforcement: Enforcement::Partition,
+            },
+            moves_per_hour: 0,
+            interval: Duration::from_secs(10),
+        };
+        end_delays_if_enough(world, &context, ("b", "main"))
+    }
+
+    /// Of the CPUs 2 to 7, `a` has two cores for two CPUs, and shrinks to one.
+    #[test]
+    fn the_idle_siblings_of_a_shrink_count_for_a_creation() {
+        let owners = [("a", "2,4", "3,5"), ("c", "6-7", "")];
+        for (wanted, ends) in [(2, true), (3, false)] {
+            let mut world = world([pod("a", 1), pod("b", wanted), pod("c", 2)], &owners);
+            assert_eq!(ends_delay(&mut world), ends, "{wanted}");
+            let is_waiting = world.shrinks.due() > Some(std::time::Instant::now());
+            assert_eq!(is_waiting, !ends);
+        }
+    }
 }

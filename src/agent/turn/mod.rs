@@ -23,9 +23,11 @@ use crate::pin::decide::{Decision, DecisionContext, Decisions};
 use crate::pin::{Drift, Observed};
 use crate::pod::{Entitlement, PodList, RecognizedPod};
 
-/// How many turns about all pods may follow the first one for a creation: one assigns what the first gave up, and ends delays of
-/// shrinks; another one gives up those CPUs, and the last one assigns them.
-pub const MORE_FOR_CREATION: usize = 3;
+/// How many turns about all pods may follow the first one for a creation:
+/// 1. one assigns what the first turn gave up, and if that is too little ends delays of shrinks;
+/// 2. the next one gives up the CPUs of those;
+/// 3. the last one assigns them.
+const MAX_FURTHER_TURNS: usize = 3;
 
 /// What a turn needs to know about the node.
 #[derive(Debug, Clone, Copy)]
@@ -55,6 +57,8 @@ pub struct TurnResult {
     pub drift: Vec<Drift>,
     /// Failed steps, as sentences.
     pub errors: Vec<String>,
+    /// Whether the turn has given up CPUs that the next one can assign.
+    pub has_released: bool,
     /// Whether delays of shrinks have ended for the container of a CreateContainer request, so that the next turn takes the CPUs.
     pub ended_delays: bool,
 }
@@ -67,16 +71,32 @@ impl TurnResult {
         decision(&self.pods, uid, container, &self.decisions)
     }
 
-    /// Whether another turn about all pods may give more CPUs to a container that is being created. `has_released`: this one gave
-    /// up CPUs, which the next one can assign.
-    pub fn may_get_more(&self, (uid, container): (&str, &str), has_released: bool) -> bool {
-        (has_released || self.ended_delays) && self.lacks(uid, container)
+    /// Whether another turn about all pods may give more CPUs to a container that is being created.
+    fn may_get_more(&self, (uid, container): (&str, &str)) -> bool {
+        (self.has_released || self.ended_delays) && self.lacks(uid, container)
     }
 
     /// Whether a container gets fewer exclusive CPUs than its entitlement.
-    pub fn lacks(&self, uid: &str, container: &str) -> bool {
+    fn lacks(&self, uid: &str, container: &str) -> bool {
         self.decision(uid, container).is_some_and(lacks)
     }
+}
+
+/// Decides about all pods for a CreateContainer request to which [`admit`] found no answer. `run_turn` runs [`reconcile_for`], and
+/// returns `None` if the turn did not come to its end. Returns the result of the last turn.
+pub fn admit_with_all_pods(
+    request: (&str, &str),
+    mut run_turn: impl FnMut() -> Option<TurnResult>,
+) -> Option<TurnResult> {
+    let mut result = run_turn()?;
+    for _ in 0..MAX_FURTHER_TURNS {
+        if !result.may_get_more(request) {
+            break;
+        }
+        let Some(next) = run_turn() else { break };
+        result = next;
+    }
+    Some(result)
 }
 
 fn decision<'d>(

@@ -85,8 +85,7 @@ pub fn reconcile_for(
     let mut end = reconcile(world, kernel, context, &mut || false);
     if let (TurnEnd::Done(result), Some((uid, container))) = (&mut end, creates) {
         keep_assignment(world, uid, &result.pods, &result.decisions);
-        let has_released = world.release_backoff.due().is_some();
-        result.ended_delays = !has_released
+        result.ended_delays = !result.has_released
             && result.lacks(uid, container)
             && end_delays_if_enough(world, context, (uid, container));
     }
@@ -157,6 +156,9 @@ fn run(
     note_drift_left(world, context, &applied);
     world.forget_ended_unrecorded();
     let given_up = owned.difference(&decisions.desired.exclusive());
+    // CPUs whose release has failed stay in the ledger.
+    let held = world.ledger.exclusive().union(&world.ledger.excluded);
+    let has_released = !given_up.is_subset(&held);
     let now = Instant::now();
     world.release_backoff.note(given_up, now, context.interval);
     world.forget_log_lines(&errors, now);
@@ -167,6 +169,7 @@ fn run(
         decisions,
         drift,
         errors,
+        has_released,
         ended_delays: false,
     })
 }

@@ -161,6 +161,7 @@ fn put_in_force(
         decisions,
         drift,
         errors,
+        has_released: false,
         ended_delays: false,
     })
 }

@@ -3,8 +3,6 @@
 use std::time::{Duration, Instant};
 
 use super::World;
-use crate::cpu::CpuSet;
-use crate::pin::Ledger;
 use crate::pin::decide::Decisions;
 use crate::pod::ContainerKey;
 
@@ -33,37 +31,34 @@ impl World {
         }
     }
 
-    /// Ends the delays of as many shrinks as it takes until `is_enough` holds with the CPUs that they free, beginning with the
-    /// one that has waited longest. Returns whether any has ended; none does if all together free too few CPUs.
-    pub(in crate::agent) fn free_waiting_cpus(
+    /// Ends delays of shrinks, the oldest first, until `is_enough` holds in the world without them; its second argument are the
+    /// containers whose delays have ended. Returns whether any has ended; none does if it would not be enough to end them all.
+    pub(in crate::agent) fn end_oldest_delays_until(
         &mut self,
-        is_enough: impl Fn(&Self, &Ledger) -> bool,
+        is_enough: impl Fn(&Self, &[ContainerKey]) -> bool,
     ) -> bool {
         let now = Instant::now();
-        let waiting = self.shrinks.waiting(now);
-        let after = |count: usize| {
-            let mut ledger = self.ledger.clone();
-            waiting
-                .iter()
-                .take(count)
-                .for_each(|shrink| carry_out(&mut ledger, shrink));
-            ledger
-        };
-        if waiting.is_empty() || !is_enough(self, &after(waiting.len())) {
-            return false;
+        let before = self.shrinks.clone();
+        let waiting = before.waiting(now);
+        waiting.iter().for_each(|key| self.shrinks.end(key, now));
+        let is_possible = !waiting.is_empty() && is_enough(self, &waiting);
+        self.shrinks = before;
+        if is_possible {
+            for (number, key) in waiting.iter().enumerate() {
+                self.shrinks.end(key, now);
+                if is_enough(self, &waiting[..=number]) {
+                    break;
+                }
+            }
         }
-        let fewest = (1..waiting.len()).find(|count| is_enough(self, &after(*count)));
-        for (key, _) in waiting.iter().take(fewest.unwrap_or(waiting.len())) {
-            self.shrinks.end(key, now);
-        }
-        true
+        is_possible
     }
 
     /// Lets the delay of every announced shrink be over, for a test.
     #[doc(hidden)]
     pub fn elapse_delays(&mut self) {
         let now = Instant::now();
-        for (key, _) in self.shrinks.waiting(now) {
+        for key in self.shrinks.waiting(now) {
             self.shrinks.end(&key, now);
         }
         self.must_decide = true;
@@ -73,17 +68,5 @@ impl World {
     #[doc(hidden)]
     pub fn announced_shrinks(&self) -> crate::pin::decide::AnnouncedShrinks {
         self.shrinks.announced(Instant::now())
-    }
-}
-
-/// Leaves a container in the ledger what its shrink leaves it.
-fn carry_out(ledger: &mut Ledger, (key, left): &(ContainerKey, CpuSet)) {
-    let Some(pod) = ledger.assignments.get_mut(key.uid.as_str()) else {
-        return;
-    };
-    if left.is_empty() {
-        pod.containers.remove(&key.container);
-    } else {
-        pod.containers.insert(key.container.clone(), left.clone());
     }
 }

@@ -9,7 +9,7 @@ use super::known::{Description, KnownPod, KnownPods};
 use super::kubelet_entitlement::{self as kubelet, KubeletCpus};
 use super::shrink::{self, AnnouncedShrinks};
 use crate::cpu::{CpuSet, Placer, SharedMinimum, Topology};
-use crate::pin::{Enforcement, Ledger, PodAssignment};
+use crate::pin::{Enforcement, Ledger};
 use crate::pod::{
     self, Container, ContainerKey, ContainerKind, CpuPreferences, Entitlement, ObjectName, Policy,
     Qos, Recognition, RecognizedPod,
@@ -48,7 +48,8 @@ pub struct DecisionContext<'a> {
 #[derive(Debug, Clone, Copy)]
 pub struct DecisionInput<'a> {
     pub context: DecisionContext<'a>,
-    /// The pods of the node. Earlier pods are served first, after those that lack all CPUs of a container.
+    /// The pods of the node. Containers without CPUs are served before those that grow, and among equals those of earlier pods
+    /// first.
     pub pods: &'a [Arc<RecognizedPod>],
     /// The uids of pods with a container, now or soon, because only these own CPUs. With `None`, as
     /// in a dry run, every pod may own CPUs.
@@ -211,13 +212,6 @@ impl<'a> PodRequest<'a> {
         self.owed()
             .find(|(container, _)| container.name == name)
             .map(|(_, cpus)| cpus)
-    }
-
-    /// Whether a container that is entitled to CPUs has none of those that the pod owns so far.
-    pub(super) fn has_none(&self, mine: Option<&PodAssignment>) -> bool {
-        let own = |container: &Container| mine?.containers.get(&container.name);
-        self.owed()
-            .any(|(container, _)| own(container).is_none_or(CpuSet::is_empty))
     }
 
     pub(super) fn container_key(&self, name: &str) -> ContainerKey {

@@ -1,4 +1,4 @@
-//! Which pods keep, give back and get CPUs, and which containers move to make room.
+//! Which pods get CPUs, and which containers move to make room. What pods keep or give back is in [`keep`].
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -9,7 +9,6 @@ use super::shortfall::{Shortfall, shortfall};
 use super::shrink::WaitingShrinks;
 use crate::cpu::{CoreKinds, Cores, CpuSet, Owner, Placement, PlacementRefusal, Request};
 use crate::pin::{Ledger, PodAssignment};
-use crate::pod::ContainerIds;
 
 /// Assignments in progress.
 pub(super) struct PlacementPass<'a> {
@@ -159,169 +158,53 @@ impl<'a> PlacementPass<'a> {
         union(cores).difference(&own).intersection(from)
     }
 
-    /// Keeps the CPUs of pods that no source describes and the runtime does not know, as far as
-    /// their containers exist.
-    pub(super) fn keep_undescribed(&mut self) {
-        let Some(known_pods) = self.inputs.known else {
-            return;
-        };
-        let described: BTreeSet<&str> = self.requests.iter().map(|pod| pod.key.as_str()).collect();
-        let uids = known_pods.keys().filter(|uid| !described.contains(*uid));
-        for uid in uids {
-            let (Some(known), Some(recorded)) =
-                (known_pods.get(uid), self.assignments.get(*uid).cloned())
-            else {
-                continue;
-            };
-            let mut mine = recorded.clone();
-            mine.containers
-                .retain(|name, _| known.keeps(name, &recorded));
-            if mine.containers.len() < recorded.containers.len() {
-                mine.idle = self.siblings(&mine, &recorded.idle);
-                self.assignments.insert((*uid).to_owned(), mine);
-            }
-        }
+    /// The containers that are entitled to CPUs and have none.
+    pub(super) fn without_cpus<'p>(&self, pod: &PodRequest<'p>) -> BTreeSet<&'p str> {
+        let owed = pod.owed().map(|(container, _)| container.name.as_str());
+        owed.filter(|name| self.own(pod, name).is_empty()).collect()
     }
 
-    /// Keeps the CPUs a pod's containers are still entitled to, and removes the rest.
-    pub(super) fn keep(&mut self, pod: &PodRequest<'_>) {
-        let recorded = self.assignments.remove(&pod.key).unwrap_or_default();
-        let is_complete = pod.description == Description::Complete;
-        // A pod without a container owns no CPUs. Earlier versions gave CPUs to the sandbox, and
-        // these become free now.
-        let ids_known = self.inputs.context.ids_settled || pod.pod.ids == ContainerIds::Runtime;
-        if is_complete && ids_known && self.absent(pod).is_some() {
-            return;
-        }
-        let mut mine = PodAssignment::default();
-        let mut spare = BTreeMap::new();
-        for (name, cpus) in &recorded.containers {
-            let wanted = pod.wanted(name);
-            if let Some(wanted) = wanted {
-                let kept = self.shrunk(pod, (name, cpus), wanted);
-                mine.containers.insert(name.clone(), kept);
-                if let Some(left) = pod.waiting.get(name) {
-                    let left = self.shrunk(pod, (name, cpus), *left as usize);
-                    self.waiting.insert(pod.container_key(name), left);
-                }
-                continue;
-            }
-            let Some(known) = pod.known else {
-                continue;
-            };
-            // What only the runtime describes has kept its CPUs already, unless a resize took them.
-            let is_of_runtime = matches!(
-                pod.description,
-                Description::RuntimeOnly | Description::Missing
-            );
-            if is_of_runtime && pod.has(name) {
-                continue;
-            }
-            let (cpus, rest_stays) = (cpus.clone(), known.keeps(name, &recorded));
-            if known.can_pass_on(name, &recorded) {
-                spare.insert(name.clone(), SpareCpus { cpus, rest_stays });
-            } else if rest_stays {
-                mine.containers.insert(name.clone(), cpus);
-            }
-        }
-        mine.idle = if is_complete {
-            self.idle(pod, &mine, &recorded.idle)
-        } else {
-            self.siblings(&recorded, &recorded.idle)
-        };
-        if !spare.is_empty() {
-            self.spare.insert(pod.key.clone(), spare);
-        }
-        // Only owners are kept, because `free` goes through all of them for each pod, and there are
-        // at most as many as CPUs.
-        if !mine.is_empty() {
-            self.assignments.insert(pod.key.clone(), mine);
-        }
-    }
-
-    /// The CPUs that a container keeps if it is entitled to `wanted`: those that were announced, if any.
-    fn shrunk(&self, pod: &PodRequest<'_>, (name, cpus): (&str, &CpuSet), wanted: usize) -> CpuSet {
-        match wanted {
-            0 => return CpuSet::new(),
-            wanted if wanted >= cpus.len() => return cpus.clone(),
-            _ => {}
-        }
-        // CPUs that are not on offer go first, also if they were announced to stay.
-        let offered = Some(cpus.intersection(&self.available));
-        let cpus = offered
-            .filter(|offered| offered.len() >= wanted)
-            .unwrap_or_else(|| cpus.clone());
-        let announced = self.inputs.shrinks;
-        let left = announced.and_then(|shrinks| shrinks.left(&pod.container_key(name)));
-        let left = left.filter(|left| left.len() == wanted && left.is_subset(&cpus));
-        left.cloned()
-            .unwrap_or_else(|| self.part(pod, &cpus, wanted))
-    }
-
-    /// This many CPUs of a set that the pod has already.
-    fn part(&self, pod: &PodRequest<'_>, cpus: &CpuSet, wanted: usize) -> CpuSet {
-        let placer = self.inputs.context.placer;
-        // The remaining CPUs may not fill whole cores. If they can't be placed in whole cores, any
-        // of them may stay.
-        let request = pod.preferences.request(wanted, &self.near(pod));
-        let rest = placer.place_as(cpus, &request).ok();
-        // The pod already owns the CPUs, so too many NUMA nodes are no reason to drop its other
-        // preferences.
-        let anywhere = Request {
-            fewest_numa: false,
-            ..request
-        };
-        let rest = rest.or_else(|| placer.place_as(cpus, &anywhere).ok());
-        let rest = rest.or_else(|| placer.place(cpus, wanted).ok());
-        rest.map_or_else(|| cpus.clone(), |rest| rest.cpus)
-    }
-
-    /// Gives a pod's containers the CPUs missing from their entitlements, beginning with those that
-    /// the pod has already.
-    pub(super) fn gain(&mut self, pod: &PodRequest<'_>) {
-        if let Some(mut spare) = self.spare.remove(&pod.key) {
-            self.take_spare(pod, &mut spare);
-            for (name, spare) in spare.into_iter().filter(|(_, spare)| spare.rest_stays) {
-                let assignment = self.assignments.entry(pod.key.clone()).or_default();
-                assignment.containers.insert(name, spare.cpus);
-            }
-        }
-        self.gain_free(pod);
-    }
-
-    /// Gives the CPUs of containers that do not exist to those that lack CPUs.
+    /// Gives the CPUs of containers that do not exist to those of the pod that lack CPUs, first to those in `first`.
     ///
     /// While a complete list is awaited, only a container that does not run so far gets any,
     /// because each recorded assignment of the pod may still be needed.
-    fn take_spare(&mut self, pod: &PodRequest<'_>, spare: &mut BTreeMap<String, SpareCpus>) {
+    pub(super) fn take_spare(&mut self, pod: &PodRequest<'_>, first: &BTreeSet<&str>) {
+        let Some(mut spare) = self.spare.remove(&pod.key) else {
+            return;
+        };
         let is_awaited = pod.description == Description::Awaited;
         let runs = |name: &str| {
             pod.known
                 .is_some_and(|known| known.running.contains_key(name))
         };
-        for (name, missing) in self.missing(pod) {
+        let mut missing = self.missing(pod);
+        missing.sort_by_key(|(name, _)| !first.contains(name));
+        for (name, missing) in missing {
             let all = union(spare.values().map(|spare| &spare.cpus));
             if all.is_empty() || is_awaited && runs(name) {
                 continue;
             }
-            let taken = if missing < all.len() {
-                self.part(pod, &all, missing)
-            } else {
-                all
-            };
+            let own = self.own(pod, name);
+            let taken = self.part(pod, (&all, &own), missing);
             spare.retain(|_, spare| {
                 spare.cpus = spare.cpus.difference(&taken);
                 !spare.cpus.is_empty()
             });
-            let own = self.own(pod, name).union(&taken);
             let assignment = self.assignments.entry(pod.key.clone()).or_default();
-            assignment.containers.insert(name.to_owned(), own);
+            assignment
+                .containers
+                .insert(name.to_owned(), own.union(&taken));
+        }
+        for (name, spare) in spare.into_iter().filter(|(_, spare)| spare.rest_stays) {
+            let assignment = self.assignments.entry(pod.key.clone()).or_default();
+            assignment.containers.insert(name, spare.cpus);
         }
     }
 
-    /// Gives a pod's containers free CPUs.
-    fn gain_free(&mut self, pod: &PodRequest<'_>) {
-        let missing = self.missing(pod);
+    /// Gives free CPUs to those of a pod's containers for which `is_meant` holds.
+    pub(super) fn gain(&mut self, pod: &PodRequest<'_>, is_meant: impl Fn(&str) -> bool) {
+        let mut missing = self.missing(pod);
+        missing.retain(|(name, _)| is_meant(name));
         if missing.is_empty() {
             return;
         }
@@ -367,7 +250,10 @@ impl<'a> PlacementPass<'a> {
                 let later = promised.min(lacks);
                 (promised, lacks) = (promised - later, lacks - later);
                 let text = "gets CPUs of its pod's init container when that ends".to_owned();
-                self.add_note(pod, name, text, false);
+                // A later pass must not replace what an earlier one has said of the rest.
+                if !self.notes.contains_key(&(pod.index, name.to_owned())) {
+                    self.add_note(pod, name, text, false);
+                }
             }
             if lacks > 0 {
                 missing.push((name, lacks));
@@ -424,7 +310,7 @@ impl<'a> PlacementPass<'a> {
     ) -> Result<Placement, PlacementRefusal> {
         let request = pod.preferences.request(missing, &self.near(pod));
         if !own.is_empty() {
-            return self.place_beside(own, &request);
+            return self.place_beside(&self.free(), own, &request);
         }
         let Some(together) =
             together.and_then(|set| self.inputs.context.placer.place_as(set, &request).ok())
@@ -480,13 +366,17 @@ impl<'a> PlacementPass<'a> {
         self.inputs.context.placer.place_as(&self.free(), request)
     }
 
-    /// Places more CPUs for a container with CPUs. The new ones share a last-level cache with the
+    /// Places more CPUs of `free` for a container with CPUs. The new ones share a last-level cache with the
     /// present ones if possible, else a NUMA node, and otherwise as many as possible do. One kind of
     /// core comes before nearness, if the pod wants it. If the pod wants the fewest NUMA nodes, all
     /// CPUs of the container count.
-    fn place_beside(&self, own: &CpuSet, request: &Request) -> Result<Placement, PlacementRefusal> {
+    fn place_beside(
+        &self,
+        free: &CpuSet,
+        own: &CpuSet,
+        request: &Request,
+    ) -> Result<Placement, PlacementRefusal> {
         let topology = self.inputs.context.topology;
-        let free = self.free();
         let llcs = topology.llcs().into_iter();
         let llcs = llcs.filter(|llc| !llc.is_disjoint(own));
         let numa = topology.numa.iter().map(|numa| &numa.cpus);
@@ -500,9 +390,9 @@ impl<'a> PlacementPass<'a> {
             return Ok(nearest.clone());
         }
         // Farther CPUs of the same kind come before near CPUs of another kind.
-        let anywhere = place(&free)?;
+        let anywhere = place(free)?;
         if placed.is_empty() {
-            let partly = |near: &CpuSet| self.place_partly(near, own, request);
+            let partly = |near: &CpuSet| self.place_partly((free, near), own, request);
             let partly = near.iter().rev().find_map(partly);
             let cost = |placement: &Placement| {
                 let all = own.union(&placement.cpus);
@@ -516,7 +406,12 @@ impl<'a> PlacementPass<'a> {
     }
 
     /// Places more CPUs for a container with CPUs, where too few are free nearby: all of these, and the rest anywhere.
-    fn place_partly(&self, near: &CpuSet, own: &CpuSet, request: &Request) -> Option<Placement> {
+    fn place_partly(
+        &self,
+        (free, near): (&CpuSet, &CpuSet),
+        own: &CpuSet,
+        request: &Request,
+    ) -> Option<Placement> {
         let (placer, topology) = (self.inputs.context.placer, self.inputs.context.topology);
         let missing = request.cpus.checked_sub(near.len())?;
         let takes_any = request.cores == Cores::Preferred && near.is_subset(&topology.balanced());
@@ -527,7 +422,7 @@ impl<'a> PlacementPass<'a> {
             cpus: missing,
             ..request.clone()
         };
-        let free = self.free().difference(near);
+        let free = free.difference(near);
         let rest = placer.place_beside(&free, &own.union(near), &rest).ok()?;
         let cpus = near.union(&rest.cpus);
         Some(Placement {
@@ -598,3 +493,5 @@ impl<'a> PlacementPass<'a> {
         true
     }
 }
+
+mod keep;

@@ -67,7 +67,7 @@ fn only_owners_have_an_assignment_while_pods_are_placed() {
     }
     assert!(placing.assignments.is_empty());
     for pod in &requests {
-        placing.gain(pod);
+        placing.gain(pod, |_| true);
     }
     assert_eq!((placing.assignments.len(), placing.notes.len()), (7, 33));
 }

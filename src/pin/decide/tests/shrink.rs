@@ -1,6 +1,7 @@
 //! Shrinks that wait until the program was told.
 
 use super::*;
+use crate::cpu::TopologyFacts;
 use crate::pod::{ContainerKey, Entitlement};
 
 /// The decisions about pod `a`, whose container runs on 4 CPUs. `announced` are CPUs that were announced to be left, and whether
@@ -10,6 +11,16 @@ fn decided_after(pod: Pod, announced: Option<(&str, bool)>) -> Decisions {
 }
 
 fn decided_with(pod: Pod, announced: Option<(&str, bool)>, ledger: &Ledger) -> Decisions {
+    let node = TestNode::new(machine(), set("0-1"));
+    decided_on_node(&node, pod, announced, ledger)
+}
+
+fn decided_on_node(
+    node: &TestNode,
+    pod: Pod,
+    announced: Option<(&str, bool)>,
+    ledger: &Ledger,
+) -> Decisions {
     let mut shrinks = AnnouncedShrinks::default();
     if let Some((left, is_due)) = announced {
         shrinks.add(ContainerKey::new("a", "main"), set(left), is_due);
@@ -21,7 +32,6 @@ fn decided_with(pod: Pod, announced: Option<(&str, bool)>, ledger: &Ledger) -> D
         ..KnownPod::default()
     };
     let known = [("a", known)].into();
-    let node = TestNode::new(machine(), set("0-1"));
     let pods = recognized([pod]);
     let here = ["a"].into();
     let inputs = DecisionInput {
@@ -160,4 +170,92 @@ fn nothing_waits_while_only_a_former_cgroup_runs() {
     };
     let decisions = decide(&inputs, &ledger(&[("a", "main", "4-7")]));
     assert_eq!(cpus(&decisions), ["4-5"]);
+}
+
+fn machine_with_offline(offline: &str) -> Topology {
+    let (whole, offline) = (machine(), set(offline));
+    Topology::from_facts(TopologyFacts {
+        online: whole.online.difference(&offline),
+        offline,
+        cores: whole.cores(),
+        llcs: whole.llcs(),
+        sockets: whole.sockets(),
+        numa: whole.numa,
+        ..TopologyFacts::default()
+    })
+}
+
+/// What is left has the right number of CPUs also if too few are online or on offer. It would never be due otherwise.
+#[test]
+fn as_many_cpus_stay_as_wanted_although_some_can_not_be_used() {
+    let held = ledger(&[("a", "main", "4-7")]);
+    let node = TestNode::new(machine_with_offline("4,6-7"), set("0-1"));
+    let first = decided_on_node(&node, of_millis(2000), None, &held);
+    assert_eq!(waiting(&first).as_deref(), Some("4-5"));
+    let then = decided_on_node(&node, of_millis(2000), Some(("4-5", true)), &held);
+    assert_eq!((waiting(&then), &*cpus(&then)[0]), (None, "4-5"));
+    // What was announced before they went offline stays announced.
+    let same = decided_on_node(&node, of_millis(2000), Some(("5,7", false)), &held);
+    assert_eq!(waiting(&same).as_deref(), Some("5,7"));
+    let mut limited = held.clone();
+    limited.offered = Some(set("0-3,6,8-15"));
+    let first = decided_with(of_millis(2000), None, &limited);
+    assert_eq!(waiting(&first).as_deref(), Some("6-7"));
+}
+
+/// Fewer CPUs go than were announced, and the best choice would be another one: CPUs 6 and 7 are on the first NUMA node.
+#[test]
+fn what_was_announced_to_stay_stays_if_fewer_cpus_go() {
+    let held = ledger(&[("a", "main", "6-10")]);
+    let first = decided_with(of_millis(3000), None, &held);
+    assert_eq!(waiting(&first).as_deref(), Some("8-10"));
+    for is_due in [false, true] {
+        let then = decided_with(of_millis(3000), Some(("6-7", is_due)), &held);
+        let left = waiting(&then).unwrap_or_else(|| cpus(&then)[0].clone());
+        assert_eq!((&*left, waiting(&then).is_none()), ("6-7,10", is_due));
+    }
+}
+
+#[test]
+fn what_was_announced_to_go_does_not_stay_if_more_cpus_go() {
+    let then = decided_after(of_millis(2000), Some(("5-7", true)));
+    assert_eq!(waiting(&then).as_deref(), Some("6-7"));
+}
+
+/// Also before a container that grows in an earlier pod, beside another one without CPUs.
+#[test]
+fn growth_waits_for_all_containers_without_cpus() {
+    let containers = [
+        ("x", ContainerKind::App, 6000),
+        ("y", ContainerKind::App, 1000),
+    ];
+    let held = ledger(&[("a", "x", "2-5"), ("c", "main", "6-12")]);
+    let decisions = decided(&[pod("a", &containers), app("b", 2), app("c", 7)], &held);
+    assert_eq!(cpus(&decisions), ["2-5", "13", "14-15", "6-12"]);
+}
+
+/// The CPUs of a container that is gone pass to one that has none, and not to one that grows.
+#[test]
+fn growth_waits_for_the_pods_container_without_cpus() {
+    let own = set("2-3");
+    let known = KnownPod {
+        running: [("x", &own)].into(),
+        populated: ["x"].into(),
+        ..KnownPod::default()
+    };
+    let known = [("a", known)].into();
+    let node = TestNode::new(machine(), set("0-1"));
+    let containers = [
+        ("x", ContainerKind::App, 3000),
+        ("y", ContainerKind::App, 1000),
+    ];
+    let pods = recognized([pod("a", &containers), app("c", 11)]);
+    let here = ["a", "c"].into();
+    let inputs = DecisionInput {
+        here: Some(&here),
+        known: Some(&known),
+        ..node.input(&pods)
+    };
+    let held = ledger(&[("a", "x", "2-3"), ("a", "z", "4"), ("c", "main", "5-15")]);
+    assert_eq!(cpus(&decide(&inputs, &held)), ["2-3", "4", "5-15"]);
 }
