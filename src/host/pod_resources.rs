@@ -65,7 +65,7 @@ pub struct Device {
 pub enum CpuManager {
     /// The kubelet's socket does not exist.
     NoSocket,
-    /// The socket exists, but no kubelet has told its policy since the agent's start.
+    /// The socket exists, but no kubelet has reported since the agent's start whether it assigns CPUs.
     Unanswered,
     /// The kubelet assigns no CPUs: policy `none`.
     Disabled,

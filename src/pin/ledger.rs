@@ -193,8 +193,7 @@ impl ObservedContainer {
         }
     }
 
-    /// Whether the kubelet writes the set where its CPU Manager chooses the CPUs. It does so for running containers, and of
-    /// several with one name only for the newest.
+    /// Whether a kubelet that chooses the CPUs writes the set: for running containers, and of several with one name the newest.
     pub(super) fn kubelet_writes_set(&self) -> bool {
         self.cgroup.populated && !self.unlisted
     }
@@ -231,14 +230,14 @@ impl ObservedPod {
             };
             let described = pod.zip(name.as_deref());
             let described = described.and_then(|(pod, name)| pod.container(name));
-            let is_idle = cgroup.id == IDLE_CGROUP;
+            let idle = cgroup.id == IDLE_CGROUP;
             let has_list = pod.is_some_and(|pod| pod.ids == ContainerIds::Runtime);
             ObservedContainer {
-                unlisted: has_list && name.is_none() && !is_idle,
+                unlisted: has_list && name.is_none() && !idle,
                 given_cpus: described.and_then(|described| described.given_cpus.clone()),
                 record,
                 name,
-                idle: is_idle,
+                idle,
                 by_id,
                 cgroup,
             }

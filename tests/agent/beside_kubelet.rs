@@ -212,7 +212,7 @@ fn nothing_is_assigned_before_a_kubelet_has_answered() {
     );
     let errors = status["errors"].to_string();
     assert!(
-        errors.contains("until a kubelet tells") && errors.contains("remove the socket"),
+        errors.contains("reports whether it assigns CPUs") && errors.contains("remove the socket"),
         "{errors}"
     );
     // It reports no CPUs, which counts once it must have started its CPU Manager.
@@ -265,7 +265,7 @@ fn assignments_stay_while_the_kubelet_has_not_answered() {
     agent.eventually("the agent waits for the kubelet", |status| {
         status["errors"]
             .to_string()
-            .contains("until a kubelet tells")
+            .contains("reports whether it assigns CPUs")
     });
     std::thread::sleep(Duration::from_millis(2500));
     let status = agent.status().unwrap();
