@@ -434,8 +434,8 @@ impl Setup {
             .iter()
             .map(|node| kernel::path(*node).to_owned())
             .collect();
-        decisions.desired.starts_no_partition =
-            world.enforcement == ModelEnforcement::Partition && !ledger.lost.is_empty();
+        decisions.desired.starts_no_partition = world.enforcement == ModelEnforcement::Partition
+            && !world.kernel.lost_cpus(&observed).is_empty();
         let steps = plan(
             &observed,
             &ledger,

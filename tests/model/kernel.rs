@@ -18,7 +18,7 @@ use pinfold::host::cgroup::{
     AncestorCgroup, CgroupMemory, ContainerCgroup, Cpuset, Partition, PodCgroup, PodSurroundings,
     Quota,
 };
-use pinfold::pin::Scan;
+use pinfold::pin::{Observed, Scan};
 
 /// CPU `i` is bit `i`.
 pub(crate) type Cpus = u16;
@@ -711,6 +711,11 @@ impl Kernel {
         let live = self.nodes.iter().flatten().filter(|node| node.is_live());
         let had = live.fold(self.top(), |had, node| had | node.held);
         set(self.online & !had)
+    }
+
+    /// The CPUs that are lost by what the agent has observed: those of an invalid partition come back when it ends.
+    pub(crate) fn lost_cpus(&self, observed: &Observed) -> CpuSet {
+        self.nowhere().difference(&observed.invalid())
     }
 
     /// The scan that the agent reads.

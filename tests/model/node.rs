@@ -266,7 +266,7 @@ impl<'a> Run<'a> {
         }
         let mut watch = Watch::new(self.world, planned);
         watch.waiting = self.orders.waiting;
-        let has_lost_cpus = !self.world.kernel.nowhere().is_empty();
+        let has_lost_cpus = !self.world.kernel.lost_cpus(&planned.observed).is_empty();
         let mut held = Held::default();
         let mut done = Vec::new();
         for (number, step) in steps.into_iter().enumerate() {

@@ -71,8 +71,12 @@ impl World {
     /// Reads the lost CPUs, and the ledger anew. Each turn does so before its first step, because no partition may be made
     /// once a CPU is lost.
     fn read_lost_cpus(&mut self, kernel: &impl Kernel) -> anyhow::Result<()> {
-        let missing = kernel.lost_cpus(&self.mirror.observed().live())?;
-        self.must_decide |= self.lost_cpus.note(&missing, Instant::now());
+        let observed = self.mirror.observed();
+        let missing = kernel.lost_cpus(&observed.live())?;
+        // No cgroup has the CPUs of an invalid partition, either. They come back when it ends.
+        let held = observed.invalid();
+        let now = Instant::now();
+        self.must_decide |= self.lost_cpus.note(&missing.difference(&held), now);
         self.renew_ledger(missing);
         Ok(())
     }
