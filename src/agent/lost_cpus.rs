@@ -1,6 +1,6 @@
-//! [`LostCpus`]: the online CPUs that no cgroup has.
+//! [`LostCpus`]: the online CPUs that are missing, which means that no cgroup has them and no invalid partition holds them.
 //!
-//! A CPU that comes online is in no cgroup for a moment. One that stays missing is lost: Linux 6.12 loses the CPUs of an invalid
+//! A CPU that comes online is missing for a moment. One that stays missing is lost: Linux 6.12 loses the CPUs of an invalid
 //! partition whose cgroup is removed. It then seems to keep the freed partition on its list of partitions, and Debian's
 //! 6.12.117 panicked as the next partition was put on that list.
 
@@ -14,7 +14,7 @@ const LOST_CPU_DELAY: Duration = Duration::from_millis(900);
 
 #[derive(Debug, Default)]
 pub(super) struct LostCpus {
-    /// Online CPUs that no cgroup has, and since when.
+    /// The missing CPUs, and since when.
     missing: BTreeMap<u32, Instant>,
     /// Those that have been missing for so long that they are lost.
     lost: CpuSet,
@@ -25,7 +25,7 @@ pub(super) struct LostCpus {
 // === impl LostCpus ===
 
 impl LostCpus {
-    /// Takes the online CPUs that no cgroup has now. Returns whether that changes anything.
+    /// Takes the online CPUs that are missing now. Returns whether that changes what is decided or published.
     pub(super) fn note(&mut self, missing: &CpuSet, now: Instant) -> bool {
         let before: CpuSet = self.missing.keys().copied().collect();
         self.missing.retain(|cpu, _| missing.contains(*cpu));
@@ -54,7 +54,7 @@ impl LostCpus {
         &self.lost
     }
 
-    /// When it shows whether missing CPUs are lost.
+    /// When it turns out whether a missing CPU is lost.
     pub(super) fn due(&self) -> Option<Instant> {
         let missing = self.missing.iter();
         let open = missing.filter(|(cpu, _)| !self.lost.contains(**cpu));
@@ -63,7 +63,7 @@ impl LostCpus {
 
     /// Whether the kernel may crash when the next partition is made. A lost CPU that goes offline changes nothing: the kernel's
     /// list of partitions stays as it is until the next boot.
-    pub(super) fn forbid_partitions(&self) -> bool {
+    pub(super) fn are_partitions_forbidden(&self) -> bool {
         self.has_lost_any || !self.missing.is_empty()
     }
 }
@@ -77,21 +77,21 @@ mod tests {
         let (none, three) = (CpuSet::new(), CpuSet::from_iter([3]));
         let (mut cpus, start) = (LostCpus::default(), Instant::now());
         let at = |millis| start + Duration::from_millis(millis);
-        assert!(!cpus.note(&none, start) && !cpus.forbid_partitions());
+        assert!(!cpus.note(&none, start) && !cpus.are_partitions_forbidden());
 
         // A CPU that has just come online.
         assert!(cpus.note(&three, start));
-        assert!(cpus.forbid_partitions() && cpus.lost().is_empty());
+        assert!(cpus.are_partitions_forbidden() && cpus.lost().is_empty());
         assert_eq!(cpus.due(), Some(at(900)));
         assert!(!cpus.note(&three, at(500)));
         assert!(cpus.note(&none, at(600)));
-        assert!(!cpus.forbid_partitions() && cpus.due().is_none());
+        assert!(!cpus.are_partitions_forbidden() && cpus.due().is_none());
 
         // A lost one, which then goes offline.
         cpus.note(&three, at(1000));
         assert!(cpus.note(&three, at(1900)));
         assert_eq!((cpus.lost(), cpus.due()), (&three, None));
         assert!(cpus.note(&none, at(2000)));
-        assert!(cpus.forbid_partitions() && cpus.lost().is_empty());
+        assert!(cpus.are_partitions_forbidden() && cpus.lost().is_empty());
     }
 }

@@ -613,18 +613,26 @@ mod tests {
         pod
     }
 
+    /// The machine and the folder of its live files.
+    fn machine_with_live_files(root: &std::path::Path) -> (AgentNode, PathBuf) {
+        let (mut node, base) = (machine(root), root.join("live"));
+        node.live_folders = Some(ContainerFolders::new(&base));
+        (node, base)
+    }
+
+    fn values(cpus: &str) -> LiveValues {
+        LiveValues {
+            cpus: cpus.parse().unwrap(),
+            ..LiveValues::default()
+        }
+    }
+
     #[test]
     fn a_live_file_that_cannot_be_written_is_removed() {
         let root = tempfile::tempdir().unwrap();
-        let mut node = machine(root.path());
-        let base = root.path().join("live");
+        let (node, base) = machine_with_live_files(root.path());
         let folders = ContainerFolders::new(&base);
-        node.live_folders = Some(folders.clone());
         let (mut live, key) = (LiveFiles::default(), ContainerKey::new("a", "main"));
-        let values = |cpus: &str| LiveValues {
-            cpus: cpus.parse().unwrap(),
-            ..LiveValues::default()
-        };
         live.open(&node, &key, &values("2-3")).unwrap();
         let folder = folders.path("a", "main").unwrap();
         // Nobody can write a temporary file now.
@@ -651,15 +659,9 @@ mod tests {
     #[test]
     fn live_files_that_cannot_be_kept_true_are_reported_until_they_can() {
         let root = tempfile::tempdir().unwrap();
-        let mut node = machine(root.path());
-        let base = root.path().join("live");
+        let (node, base) = machine_with_live_files(root.path());
         let folders = ContainerFolders::new(&base);
-        node.live_folders = Some(folders.clone());
         let (mut live, key) = (LiveFiles::default(), ContainerKey::new("a", "main"));
-        let values = |cpus: &str| LiveValues {
-            cpus: cpus.parse().unwrap(),
-            ..LiveValues::default()
-        };
         // A container whose first file can't be written has no mount.
         let folder = folders.make("a", "main").unwrap();
         let temporary = folder.join(".new");

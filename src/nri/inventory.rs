@@ -61,7 +61,8 @@ impl Inventory {
         self.put_container(container);
     }
 
-    /// As `put`, for a container that starts. It is the newest one, while the list of a runtime may have had them in any order.
+    /// As `put`, for a container that starts, and therefore is the newest of its name. A runtime may have listed them in any
+    /// order.
     pub fn put_newest(&mut self, pod: PodSandbox, container: Container) {
         self.take(&container.id);
         self.put(pod, container);

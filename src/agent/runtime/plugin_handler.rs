@@ -526,15 +526,17 @@ mod tests {
         assert_eq!(value(Some(Enforcement::Observe)), "observe id1");
     }
 
+    /// A handler without an API server and without a kubelet, and what it tells the reconciler.
+    fn handler() -> (PluginHandler, mpsc::UnboundedReceiver<AgentEvent>) {
+        let (reconciler, events) = mpsc::unbounded_channel();
+        let metrics = AgentMetrics::new().unwrap();
+        let handler = PluginHandler::new(reconciler, None, KubeletLink::none(), metrics);
+        (handler, events)
+    }
+
     #[test]
     fn a_part_of_synchronize_is_reduced_to_the_variables_that_count() {
-        let (reconciler, _events) = mpsc::unbounded_channel();
-        let handler = PluginHandler::new(
-            reconciler,
-            None,
-            KubeletLink::none(),
-            AgentMetrics::new().unwrap(),
-        );
+        let (handler, _events) = handler();
         let services = (0..3500).map(|number| format!("S{number}_SERVICE_HOST=10.0.0.1"));
         let own = ["PATH=/bin", "OMP_NUM_THREADS=3"].map(str::to_owned);
         let env = own.iter().cloned().chain(services).collect();
@@ -552,13 +554,7 @@ mod tests {
     /// The CPUs of each process reach a container of a training pod, unless it has the variable already.
     #[tokio::test]
     async fn the_cpus_of_processes_are_added_to_the_environment() {
-        let (reconciler, _events) = mpsc::unbounded_channel();
-        let handler = PluginHandler::new(
-            reconciler,
-            None,
-            KubeletLink::none(),
-            AgentMetrics::new().unwrap(),
-        );
+        let (handler, _events) = handler();
         let names = [crate::pod::RANK_CPUS, "CCL_WORKER_AFFINITY"];
         let answer = |training| CreateAnswer {
             cpus: Some("2-3".parse().unwrap()),
@@ -599,13 +595,7 @@ mod tests {
 
     #[tokio::test]
     async fn only_a_new_sandbox_is_a_new_pod() {
-        let (reconciler, mut events) = mpsc::unbounded_channel();
-        let handler = PluginHandler::new(
-            reconciler,
-            None,
-            KubeletLink::none(),
-            AgentMetrics::new().unwrap(),
-        );
+        let (handler, mut events) = handler();
         let request = EventRequest {
             pod: pod(),
             container: container("main"),
@@ -641,13 +631,7 @@ mod tests {
 
     #[tokio::test]
     async fn a_late_end_is_reported_before_a_newer_creation() {
-        let (reconciler, mut events) = mpsc::unbounded_channel();
-        let handler = PluginHandler::new(
-            reconciler,
-            None,
-            KubeletLink::none(),
-            AgentMetrics::new().unwrap(),
-        );
+        let (handler, mut events) = handler();
         let pod = pod();
         lock(&handler.inventory).put(pod.clone(), container("first"));
         let ended = EventRequest {
@@ -681,13 +665,7 @@ mod tests {
 
     #[tokio::test]
     async fn a_creation_tells_whether_live_files_can_be_mounted() {
-        let (reconciler, mut events) = mpsc::unbounded_channel();
-        let handler = PluginHandler::new(
-            reconciler,
-            None,
-            KubeletLink::none(),
-            AgentMetrics::new().unwrap(),
-        );
+        let (handler, mut events) = handler();
         let deadline = tokio::time::Instant::now() + Duration::from_secs(60);
         for (destination, wanted) in [("/run/pinfold", false), ("/data", true)] {
             let mut main = container("main");
@@ -712,13 +690,7 @@ mod tests {
 
     #[tokio::test]
     async fn after_a_timeout_a_stopped_container_still_leaves_the_inventory() {
-        let (reconciler, mut events) = mpsc::unbounded_channel();
-        let handler = PluginHandler::new(
-            reconciler,
-            None,
-            KubeletLink::none(),
-            AgentMetrics::new().unwrap(),
-        );
+        let (handler, mut events) = handler();
         let pod = pod();
         for id in ["ps", "proxy"] {
             lock(&handler.inventory).put(pod.clone(), container(id));

@@ -43,7 +43,7 @@ impl World {
         enforcement: Enforcement,
         per_hour: usize,
     ) -> usize {
-        if enforcement == Enforcement::Observe || self.lost_cpus.forbid_partitions() {
+        if enforcement == Enforcement::Observe || self.lost_cpus.are_partitions_forbidden() {
             return 0;
         }
         self.moved.retain(|moved| moved.elapsed() < HOUR);
@@ -95,8 +95,8 @@ impl World {
         }
         // Refused partitions wait for the timer.
         decisions.desired.held_back = self.refused.keys().cloned().collect();
-        decisions.desired.starts_no_partition =
-            context.enforcement == Enforcement::Partition && self.lost_cpus.forbid_partitions();
+        decisions.desired.starts_no_partition = context.enforcement == Enforcement::Partition
+            && self.lost_cpus.are_partitions_forbidden();
         decisions
     }
 
