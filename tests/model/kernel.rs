@@ -234,7 +234,8 @@ impl Kernel {
     }
 
     /// The cgroups that watches of the pods' tree report as changed since `before`. They see written files and new or removed
-    /// cgroups. They see no record, which is an attribute, unless the cgroup is another one.
+    /// cgroups. A new cgroup counts as changed itself, because nobody watched it when it appeared. They see no record, which is an
+    /// attribute, unless the cgroup is another one.
     pub(crate) fn changed_since(&self, before: &Self) -> CgroupChanges {
         let mut changes = CgroupChanges {
             all: self.online != before.online,
@@ -258,9 +259,12 @@ impl Kernel {
                     };
                     changes.paths.insert(path.to_owned(), change);
                 }
-                _ => {
+                (now, _) => {
                     let above = path.rsplit_once('/').map_or("", |(above, _)| above);
-                    changes.paths.insert(above.to_owned(), CgroupChange::Any);
+                    let new = now.as_ref().map(|_| path);
+                    for path in [above].into_iter().chain(new) {
+                        changes.paths.insert(path.to_owned(), CgroupChange::Any);
+                    }
                 }
             }
         }

@@ -477,3 +477,17 @@ fn a_pod_without_a_record_has_no_exclusive_cpus_after_partitions_end() {
         }
     }
 }
+
+/// A foreign program writes the set of a pod that is so new that no turn about all pods has seen it. The next turn repairs the set.
+#[test]
+fn the_set_of_a_new_pod_is_repaired() {
+    for setup in setups_with_partitions() {
+        for cpu in 0..8 {
+            let written = Happen(Event::Cpus(pod_node(2), 1 << cpu));
+            let acts = [Run(2), Ask(Create(2, 0)), Run(0), written, Act::Wake];
+            let agent = Agent::after(&setup, &acts).unwrap_or_else(|broken| panic!("{broken}"));
+            let quiet = agent.quiet();
+            quiet.unwrap_or_else(|rule| panic!("{}", told(&rule, &acts, &agent.world)));
+        }
+    }
+}
