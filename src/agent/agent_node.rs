@@ -305,13 +305,13 @@ impl AgentNode {
         }
         scan.surroundings = self.cgroups.surroundings(&self.config.pod_cgroups)?;
         let (observed, ledger) = Observed::new(scan, pods);
-        let lost = self
+        let missing = self
             .cgroups
-            .lost_cpus(&self.topology.online, &observed.live())?;
-        let ledger = if lost.is_empty() {
+            .missing_cpus(&self.topology.online, &observed.live())?;
+        let ledger = if missing.all.is_empty() {
             ledger
         } else {
-            Ledger::read(&observed, lost)
+            Ledger::read(&observed, missing.all)
         };
         Ok((observed, ledger))
     }

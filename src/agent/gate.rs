@@ -5,7 +5,7 @@
 
 use crate::cpu::CpuSet;
 use crate::pin::Enforcement;
-use crate::pin::decide::{Decision, IN_SHARED_POOL, RefusalSource};
+use crate::pin::decide::{Decision, RefusalSource, reason_in};
 use crate::pin::snapshot::ContainerState;
 use crate::pod::{ContainerKind, Entitlement, Obstacle, Pod, Qos, is_required};
 
@@ -118,8 +118,8 @@ fn why_none(entitlement: &Entitlement, qos: Qos, note: Option<&str>) -> Option<S
     match entitlement {
         Entitlement::Exclusive { cpus, .. } => {
             // It does not stay there: it is refused.
-            let reason = note.map(|note| note.strip_prefix(IN_SHARED_POOL).unwrap_or(note));
-            Some(reason.map_or_else(|| none_free(*cpus), str::to_owned))
+            let reason = note.map(|note| reason_in(note).to_owned());
+            Some(reason.unwrap_or_else(|| none_free(*cpus)))
         }
         Entitlement::Inherit { .. } => Some("its pod's containers have none".to_owned()),
         Entitlement::Shared { reason, obstacle } => {

@@ -1,12 +1,17 @@
 //! [`Kernel`]: the cgroups as turns read and write them.
 
+use std::time::Duration;
+
 use super::agent_node::AgentNode;
 use super::changes::CgroupChanges;
 use crate::cpu::CpuSet;
-use crate::host::cgroup::{Cpuset, PodCgroup, PodSurroundings};
+use crate::host::cgroup::{Cpuset, MissingCpus, PodCgroup, PodSurroundings};
 use crate::host::container_files::{ContainerFolders, ListedFolders};
 use crate::pin::cpu_isolation::CpuIsolator;
 use crate::pin::{self, AppliedStep, Step};
+
+/// The length of [`Kernel::pause`] on a real machine.
+const PAUSE: Duration = Duration::from_millis(5);
 
 /// The cgroups of a node. Implementations read and write, and decide nothing.
 pub trait Kernel {
@@ -17,8 +22,13 @@ pub trait Kernel {
     /// `None` if the cgroup is gone.
     fn pod(&self, path: &str, uid: &str) -> anyhow::Result<Option<PodCgroup>>;
     fn find_pod(&self, uid: &str) -> anyhow::Result<Option<String>>;
-    /// Online CPUs that no cgroup has. `live` are the CPUs of the known partitions.
-    fn lost_cpus(&self, live: &CpuSet) -> anyhow::Result<CpuSet>;
+    fn online(&self) -> CpuSet;
+    /// The online CPUs that are missing. `live` are the CPUs of the known partitions.
+    fn missing_cpus(&self, live: &CpuSet) -> anyhow::Result<MissingCpus>;
+    /// Waits a few milliseconds, in which the kernel may finish what it does in the background. Returns false if no time passes.
+    fn pause(&self) -> bool {
+        false
+    }
     fn cpuset(&self, path: &str) -> anyhow::Result<Cpuset>;
     /// `None` if the cgroup is gone.
     fn effective(&self, path: &str) -> anyhow::Result<Option<CpuSet>>;
@@ -70,8 +80,17 @@ impl Kernel for AgentNode {
         self.find_pod(uid)
     }
 
-    fn lost_cpus(&self, live: &CpuSet) -> anyhow::Result<CpuSet> {
-        Ok(self.cgroups.lost_cpus(&self.topology.online, live)?)
+    fn online(&self) -> CpuSet {
+        self.topology.online.clone()
+    }
+
+    fn missing_cpus(&self, live: &CpuSet) -> anyhow::Result<MissingCpus> {
+        Ok(self.cgroups.missing_cpus(&self.topology.online, live)?)
+    }
+
+    fn pause(&self) -> bool {
+        std::thread::sleep(PAUSE);
+        true
     }
 
     fn cpuset(&self, path: &str) -> anyhow::Result<Cpuset> {

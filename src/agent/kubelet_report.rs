@@ -16,6 +16,8 @@ use crate::pod::{ObjectName, RecognizedPod};
 #[derive(Debug, Default)]
 pub(super) struct KubeletReport {
     cpus: KubeletCpus,
+    /// The CPUs that each known pod had in an earlier answer.
+    earlier: KubeletCpus,
     /// What the last answer says about pods that nobody else has described so far.
     unmatched: AnsweredCpus,
 }
@@ -30,8 +32,10 @@ impl KubeletReport {
     /// Takes an answer. Returns whether it changes what is known.
     pub(super) fn take(&mut self, answer: AnsweredCpus, pods: &PodStore) -> bool {
         let before = std::mem::take(&mut self.cpus);
+        self.earlier.retain(|uid, _| pods.pod(uid).is_some());
+        self.earlier.extend(before.clone());
         self.unmatched = answer;
-        self.match_pods(pods, &before);
+        self.match_pods(pods);
         self.cpus != before
     }
 
@@ -41,12 +45,11 @@ impl KubeletReport {
             return false;
         }
         let count = self.cpus.len();
-        self.match_pods(pods, &KubeletCpus::new());
+        self.match_pods(pods);
         self.cpus.len() != count
     }
 
-    /// `before` are the CPUs of an earlier answer.
-    fn match_pods(&mut self, store: &PodStore, before: &KubeletCpus) {
+    fn match_pods(&mut self, store: &PodStore) {
         let pods = store.known();
         let mut by_name: HashMap<ObjectName, Vec<&Arc<RecognizedPod>>> = HashMap::new();
         for pod in pods.iter().filter(|pod| !pod.finished) {
@@ -55,10 +58,10 @@ impl KubeletReport {
                 by_name.entry(name).or_default().push(pod);
             }
         }
-        let matched = &mut self.cpus;
+        let (matched, earlier) = (&mut self.cpus, &self.earlier);
         self.unmatched.retain(|name, cpus| {
             let candidates = by_name.get(name).map(Vec::as_slice).unwrap_or_default();
-            let uid = chosen(candidates, cpus, (store, before));
+            let uid = chosen(candidates, cpus, (store, earlier));
             let Some(uid) = uid.filter(|uid| !matched.contains_key(*uid)) else {
                 return true;
             };
@@ -68,28 +71,32 @@ impl KubeletReport {
     }
 }
 
-/// Which of several pods with the same name the kubelet means: after a forced deletion, the ended one may still be there. The
-/// API server knows only the new one; and what has not changed belongs to whom it belonged before.
+/// Which of the pods with the name the kubelet means: after a forced deletion, the ended one may still be there. The API server
+/// knows only the new one; and what has not changed belongs to whom it belonged before. The kubelet may be the first to know the
+/// new one, so changed CPUs are not those of a pod that the API server no longer knows.
 fn chosen<'a>(
     candidates: &[&'a Arc<RecognizedPod>],
     cpus: &BTreeMap<String, CpuSet>,
-    (store, before): (&PodStore, &KubeletCpus),
+    (store, earlier): (&PodStore, &KubeletCpus),
 ) -> Option<&'a str> {
     let uids = || candidates.iter().filter_map(|pod| pod.cgroup_uid());
     let only = |uids: &mut dyn Iterator<Item = &'a str>| {
         let first = uids.next()?;
         uids.next().is_none().then_some(first)
     };
+    let has_same = |uid: &str| earlier.get(uid).map(|earlier| earlier == cpus);
+    let is_current = |uid: &&str| !store.is_missing(uid) || has_same(uid) != Some(false);
     only(&mut uids())
+        .filter(is_current)
         .or_else(|| only(&mut uids().filter(|uid| store.is_described(uid))))
-        .or_else(|| only(&mut uids().filter(|uid| before.get(*uid) == Some(cpus))))
+        .or_else(|| only(&mut uids().filter(|uid| has_same(uid) == Some(true))))
 }
 
 #[cfg(test)]
 #[allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 mod tests {
     use super::*;
-    use crate::agent::event::{RuntimePod, RuntimeUpdate};
+    use crate::agent::event::{PodSource, PodsChange, PodsUpdate, RuntimePod, RuntimeUpdate};
     use crate::pod::{ContainerIds, Pod};
 
     fn answer(cpus: &str) -> AnsweredCpus {
@@ -132,6 +139,30 @@ mod tests {
         with_runtime_pod(&mut store, "first");
         assert!(report.match_new_pods(&store));
         assert!(report.cpus().contains_key("first"));
+    }
+
+    /// The API server no longer lists the pod, and its containers still run: somebody has deleted it by force.
+    #[test]
+    fn changed_cpus_are_not_those_of_a_deleted_pod() {
+        let mut store = PodStore::new(ContainerIds::Runtime).listed_by(&[PodSource::Api]);
+        let mut report = KubeletReport::default();
+        with_runtime_pod(&mut store, "first");
+        assert!(report.take(answer("2-3"), &store));
+        store.take_pods(PodsUpdate {
+            source: PodSource::Api,
+            change: Some(PodsChange::Listed(BTreeMap::new())),
+            errors: Vec::new(),
+        });
+        for _ in 0..2 {
+            report.take(answer("4-5"), &store);
+            assert!(report.cpus().is_empty() && !report.match_new_pods(&store));
+        }
+        assert!(report.take(answer("2-3"), &store), "they are its own");
+        report.take(answer("4-5"), &store);
+        with_runtime_pod(&mut store, "second");
+        store.take_runtime(RuntimeUpdate::Gone("first".to_owned()));
+        assert!(report.match_new_pods(&store));
+        assert_eq!(report.cpus()["second"]["main"].to_string(), "4-5");
     }
 
     #[test]

@@ -16,8 +16,10 @@ use crate::pod::{
     RecognizedPod,
 };
 
-pub use input::{ContainerMove, DecisionContext, DecisionInput, IN_SHARED_POOL, RefusalSource};
-use input::{Notes, PodRequest};
+pub use input::{
+    ContainerMove, DecisionContext, DecisionInput, IN_SHARED_POOL, RefusalSource, reason_in,
+};
+use input::{NO_PARTITION, Notes, PodRequest};
 pub use known::{Description, KnownPod, KnownPods};
 pub use kubelet_entitlement::KubeletCpus;
 pub use shrink::{AnnouncedShrinks, WaitingShrinks};
@@ -169,7 +171,7 @@ impl Decisions {
     /// Linux 6.12 the set would make the partition invalid, and the CPUs could be lost; and where
     /// the kubelet chooses, Pinfold does not write that set. A container that the runtime no
     /// longer lists is no obstacle, because the plan writes its set.
-    pub fn keep_apart_from_mates(&mut self, observed: &Observed) {
+    pub fn keep_apart_from_mates(&mut self, pods: &[Arc<RecognizedPod>], observed: &Observed) {
         for pod in &observed.pods {
             let assignment = self.desired.assignment(&pod.cgroup.uid);
             for container in &pod.containers {
@@ -180,15 +182,28 @@ impl Decisions {
                 let Some(cpus) = assignment.containers.get(name) else {
                     continue;
                 };
-                let meets = pod.containers.iter().any(|mate| {
+                let mate = pod.containers.iter().find(|mate| {
                     let is_other = mate.cgroup.path != container.cgroup.path;
                     is_other
                         && mate.kubelet_writes_set()
                         && !mate.cgroup.cpuset.cpus.is_disjoint(cpus)
                 });
-                if meets {
-                    let path = container.cgroup.path.clone();
-                    self.desired.met_by_mates.insert(path);
+                let Some(mate) = mate else { continue };
+                let path = container.cgroup.path.clone();
+                self.desired.met_by_mates.insert(path);
+                let mate = mate.name.as_deref().unwrap_or("another container");
+                let decision = self.containers.iter_mut().find(|decision| {
+                    let pod_of = pods.get(decision.pod);
+                    let pod_of =
+                        pod_of.filter(|pod_of| pod_of.cgroup_uid() == Some(&pod.cgroup.uid));
+                    let named = pod_of.and_then(|pod| pod.containers.get(decision.container));
+                    named.is_some_and(|named| named.name == name)
+                });
+                if let Some(decision) = decision {
+                    decision.note = Some(format!(
+                        "{NO_PARTITION}the set of {mate} of its pod includes some of its CPUs"
+                    ));
+                    decision.refused = Some(RefusalSource::Kernel);
                 }
             }
         }

@@ -6,18 +6,11 @@
 use super::assignment::union;
 use super::{Ledger, Observed};
 use crate::cpu::CpuSet;
-use crate::host::cgroup::{Cpuset, Partition, is_within};
+use crate::host::cgroup::{Cpuset, is_within};
 
 // === impl Observed ===
 
 impl Observed {
-    /// The CPUs that invalid partitions hold.
-    pub fn invalid(&self) -> CpuSet {
-        let cpusets = self.containers().map(|container| &container.cgroup.cpuset);
-        let is_invalid = |cpuset: &&Cpuset| matches!(cpuset.partition, Partition::Invalid(_));
-        union(cpusets.filter(is_invalid).map(|cpuset| &cpuset.exclusive))
-    }
-
     /// The CPUs that the cgroups above the pods offer; `None` if none of these has a set.
     ///
     /// The kernel takes a partition's CPUs out of the effective sets above, so the CPUs of the

@@ -232,8 +232,9 @@ impl<'a> Churn<'a> {
         let lost = self
             .kernel
             .cgroups
-            .lost_cpus(&self.kernel.online, &all)
-            .unwrap();
+            .missing_cpus(&self.kernel.online, &all)
+            .unwrap()
+            .unheld();
         assert!(lost.is_empty(), "{when}: the kernel has lost {lost}");
         all
     }

@@ -423,7 +423,7 @@ impl Setup {
         };
         let mut decisions = decide(&inputs, &ledger);
         match world.enforcement {
-            _ if kubelet.is_some() => decisions.keep_apart_from_mates(&observed),
+            _ if kubelet.is_some() => decisions.keep_apart_from_mates(&pods, &observed),
             ModelEnforcement::Observe => decisions.keep_ledger_assignments(&pods, &ledger),
             ModelEnforcement::Partition | ModelEnforcement::Cpuset => {
                 decisions.keep_init_containers_off_others(&pods, &observed);
@@ -435,7 +435,7 @@ impl Setup {
             .map(|node| kernel::path(*node).to_owned())
             .collect();
         decisions.desired.starts_no_partition = world.enforcement == ModelEnforcement::Partition
-            && !world.kernel.lost_cpus(&observed).is_empty();
+            && !world.kernel.missing_cpus().unheld().is_empty();
         let steps = plan(
             &observed,
             &ledger,

@@ -15,10 +15,10 @@ use pinfold::agent::world::{CgroupChange, CgroupChanges};
 use pinfold::cpu::CpuSet;
 use pinfold::host::cgroup::PartitionKind as Made;
 use pinfold::host::cgroup::{
-    AncestorCgroup, CgroupMemory, ContainerCgroup, Cpuset, Partition, PodCgroup, PodSurroundings,
-    Quota,
+    AncestorCgroup, CgroupMemory, ContainerCgroup, Cpuset, MissingCpus, Partition, PodCgroup,
+    PodSurroundings, Quota,
 };
-use pinfold::pin::{Observed, Scan};
+use pinfold::pin::Scan;
 
 /// CPU `i` is bit `i`.
 pub(crate) type Cpus = u16;
@@ -710,16 +710,18 @@ impl Kernel {
         around
     }
 
-    /// Online CPUs that no cgroup has.
-    pub(crate) fn nowhere(&self) -> CpuSet {
-        let live = self.nodes.iter().flatten().filter(|node| node.is_live());
+    /// Online CPUs that no cgroup has. Those of an invalid partition come back when it ends.
+    pub(crate) fn missing_cpus(&self) -> MissingCpus {
+        let nodes = || self.nodes.iter().flatten();
+        let live = nodes().filter(|node| node.is_live());
         let had = live.fold(self.top(), |had, node| had | node.held);
-        set(self.online & !had)
-    }
-
-    /// The CPUs that are lost by what the agent has observed: those of an invalid partition come back when it ends.
-    pub(crate) fn lost_cpus(&self, observed: &Observed) -> CpuSet {
-        self.nowhere().difference(&observed.invalid())
+        let all = self.online & !had;
+        let invalid = nodes().filter(|node| matches!(node.state, State::Invalid(_)));
+        let held = invalid.fold(0, |held, node| held | node.exclusive);
+        MissingCpus {
+            all: set(all),
+            held: set(all & held),
+        }
     }
 
     /// The scan that the agent reads.
@@ -730,7 +732,7 @@ impl Kernel {
                 .filter_map(|index| self.pod_at(index))
                 .collect(),
             surroundings: self.surroundings(),
-            lost: self.nowhere(),
+            lost: self.missing_cpus().all,
         }
     }
 

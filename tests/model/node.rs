@@ -11,7 +11,7 @@ use pinfold::agent::kernel::Kernel;
 use pinfold::agent::turn::{self, NeedsAllPods, TurnContext, TurnEnd, TurnResult};
 use pinfold::agent::world::{CgroupChanges, Heartbeat, LiveValues, PodStore, World as AgentWorld};
 use pinfold::cpu::{CpuSet, Placer, SharedMinimum, Topology};
-use pinfold::host::cgroup::{CgroupError, Cpuset, PodCgroup, PodSurroundings};
+use pinfold::host::cgroup::{CgroupError, Cpuset, MissingCpus, PodCgroup, PodSurroundings};
 use pinfold::host::container_files::ListedFolders;
 use pinfold::metrics::AgentMetrics;
 use pinfold::pin::decide::{DecisionContext, KubeletCpus};
@@ -266,7 +266,7 @@ impl<'a> Run<'a> {
         }
         let mut watch = Watch::new(self.world, planned);
         watch.waiting = self.orders.waiting;
-        let has_lost_cpus = !self.world.kernel.lost_cpus(&planned.observed).is_empty();
+        let has_lost_cpus = !self.world.kernel.missing_cpus().unheld().is_empty();
         let mut held = Held::default();
         let mut done = Vec::new();
         for (number, step) in steps.into_iter().enumerate() {
@@ -490,8 +490,12 @@ impl Kernel for ModelNode<'_> {
         Ok(self.exists(pod).then(|| pod.to_owned()))
     }
 
-    fn lost_cpus(&self, _: &CpuSet) -> anyhow::Result<CpuSet> {
-        Ok(self.run.borrow().world.kernel.nowhere())
+    fn online(&self) -> CpuSet {
+        set(self.run.borrow().world.kernel.online)
+    }
+
+    fn missing_cpus(&self, _: &CpuSet) -> anyhow::Result<MissingCpus> {
+        Ok(self.run.borrow().world.kernel.missing_cpus())
     }
 
     fn effective(&self, path: &str) -> anyhow::Result<Option<CpuSet>> {

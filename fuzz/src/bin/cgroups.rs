@@ -68,15 +68,16 @@ fuzz_target!(|data: &[u8]| {
         let trees = TREES.map(str::to_owned);
         let all_memory = checked(cgroups.memory_nodes(&trees)).unwrap_or_default();
         let around = checked(cgroups.surroundings(&trees)).unwrap_or_default();
-        let lost = checked(cgroups.lost_cpus(&online, &CpuSet::new())).unwrap_or_default();
-        assert!(lost.is_subset(&online));
+        let missing = checked(cgroups.missing_cpus(&online, &CpuSet::new())).unwrap_or_default();
+        assert!(missing.all.is_subset(&online));
+        assert!(missing.held.is_subset(&missing.all));
         checked(cgroups.all_cpus());
         checked(cgroups.has_cpusets_below("kubepods"));
         let (observed, ledger) = Observed::new(
             Scan {
                 pods,
                 surroundings: around,
-                lost,
+                lost: missing.all,
             },
             &[],
         );

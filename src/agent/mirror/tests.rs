@@ -6,8 +6,12 @@ use anyhow::Context as _;
 
 use super::*;
 use crate::agent::event::{RuntimePod, RuntimeUpdate};
+use crate::agent::world::{Heartbeat, World};
 use crate::cpu::CpuSet;
-use crate::host::cgroup::{AncestorCgroup, ContainerCgroup, Cpuset, NestedCgroup, PartitionKind};
+use crate::host::cgroup::{
+    AncestorCgroup, ContainerCgroup, Cpuset, MissingCpus, NestedCgroup, Partition, PartitionKind,
+};
+use crate::metrics::AgentMetrics;
 use crate::pin::Reason;
 use crate::pod::{Container, ContainerIds, Pod};
 
@@ -97,8 +101,19 @@ impl Kernel for FakeKernel {
         Ok(self.pods.borrow().contains_key(&path).then_some(path))
     }
 
-    fn lost_cpus(&self, _: &CpuSet) -> anyhow::Result<CpuSet> {
-        Ok(CpuSet::new())
+    fn online(&self) -> CpuSet {
+        set("0-3")
+    }
+
+    fn missing_cpus(&self, live: &CpuSet) -> anyhow::Result<MissingCpus> {
+        let shared = self.above.borrow().effective.clone();
+        if shared.is_empty() {
+            return Ok(MissingCpus::default());
+        }
+        Ok(MissingCpus {
+            all: self.online().difference(&shared).difference(live),
+            held: CpuSet::new(),
+        })
     }
 
     fn cpuset(&self, path: &str) -> anyhow::Result<Cpuset> {
@@ -492,4 +507,29 @@ fn a_new_description_is_matched_with_the_cgroups_that_were_read() {
     assert!(mirror.take_changed());
     mirror.match_all_again(&store);
     assert!(!mirror.take_changed());
+}
+
+/// A turn about one pod does not read the others. The CPUs of a partition that has ended there are not in a partition any more.
+#[test]
+fn the_cpus_of_an_ended_partition_are_missing_although_its_pod_was_not_read_again() {
+    let kernel = FakeKernel::with_pods(&["a", "b"]);
+    kernel.above.borrow_mut().effective = set("0-1");
+    kernel.change("a", |cpuset| {
+        cpuset.effective = set("2-3");
+        cpuset.partition = Partition::Valid(PartitionKind::Root);
+    });
+    let heartbeat = Heartbeat::new(Duration::from_secs(1));
+    let mut world = World::new(store(), AgentMetrics::new().unwrap(), heartbeat);
+    let reading = world.read_dirty(&kernel, &mut || false).unwrap();
+    assert_eq!(reading, Reading::Complete);
+    assert_eq!(world.lost_cpus.obstacle(), None);
+
+    world.note_changes(&paths(&["kubepods/poda/c"]));
+    assert!(world.read_pod("b", &kernel).unwrap());
+    assert_eq!(world.lost_cpus.obstacle(), None, "it still stands");
+
+    kernel.pods.borrow_mut().remove("kubepods/poda");
+    world.note_changes(&paths(&["kubepods/poda"]));
+    assert!(world.read_pod("b", &kernel).unwrap());
+    assert!(world.lost_cpus.obstacle().is_some());
 }

@@ -149,8 +149,12 @@ fn may_free_cpus(world: &mut World, kernel: &impl Kernel, context: &TurnContext<
     gives_up || !decisions.moves.is_empty()
 }
 
-/// Notes the CPUs chosen for the pod's containers until the pod's assignment record has them.
+/// Notes the CPUs chosen for the pod's containers until the pod's assignment record has them. Where the kubelet has chosen them, it
+/// also keeps them.
 fn keep_assignment(world: &mut World, uid: &str, pods: &PodList, decisions: &Decisions) {
+    if decisions.desired.beside_kubelet {
+        return;
+    }
     for decision in &decisions.containers {
         let pod = pods.get(decision.pod);
         let pod = pod.filter(|pod| pod.cgroup_uid() == Some(uid));

@@ -31,6 +31,10 @@ pub fn start(
     world.heartbeat.begin("read the pod's cgroups");
     let rivals = rivals(world, context, uid);
     read(world, kernel, (uid, &rivals))?;
+    if context.node.enforcement == Enforcement::Partition {
+        let awaited = world.await_missing_cpus(kernel);
+        awaited.map_err(|_| NeedsAllPods)?;
+    }
     world.read_above(kernel).map_err(|_| NeedsAllPods)?;
     let mut result = put_in_force(world, kernel, context, (&pod, uid, &rivals))?;
     if result.before.is_some() && lacks_reported(context, uid, &result) {

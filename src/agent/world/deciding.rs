@@ -43,7 +43,7 @@ impl World {
         enforcement: Enforcement,
         per_hour: usize,
     ) -> usize {
-        if enforcement == Enforcement::Observe || self.lost_cpus.are_partitions_forbidden() {
+        if enforcement == Enforcement::Observe || self.lost_cpus.obstacle().is_some() {
             return 0;
         }
         self.moved.retain(|moved| moved.elapsed() < HOUR);
@@ -87,7 +87,7 @@ impl World {
         };
         let mut decisions = decide(&input, ledger);
         if context.kubelet.is_some() {
-            decisions.keep_apart_from_mates(observed);
+            decisions.keep_apart_from_mates(pods, observed);
         } else if context.enforcement == Enforcement::Observe {
             decisions.keep_ledger_assignments(pods, ledger);
         } else {
@@ -95,8 +95,8 @@ impl World {
         }
         // Refused partitions wait for the timer.
         decisions.desired.held_back = self.refused.keys().cloned().collect();
-        decisions.desired.starts_no_partition = context.enforcement == Enforcement::Partition
-            && self.lost_cpus.are_partitions_forbidden();
+        decisions.desired.starts_no_partition =
+            context.enforcement == Enforcement::Partition && self.lost_cpus.obstacle().is_some();
         decisions
     }
 

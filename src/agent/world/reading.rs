@@ -1,13 +1,16 @@
 //! Reading the node: the mirror follows the cgroups, and the ledger follows the mirror.
 
 use std::collections::HashSet;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use super::World;
 use crate::agent::kernel::Kernel;
 use crate::agent::mirror::Reading;
 use crate::cpu::CpuSet;
 use crate::pin::{AppliedStep, Ledger};
+
+/// How long a start waits for missing CPUs. The runtime waits meanwhile, and all other requests do, too.
+const RETURN_WAIT: Duration = Duration::from_millis(100);
 
 // === impl World ===
 
@@ -45,7 +48,7 @@ impl World {
                 self.mirror.match_all_again(&self.pods);
             }
         }
-        self.read_lost_cpus(kernel)?;
+        self.read_missing_cpus(kernel)?;
         if reading == Reading::Complete && self.mirror.take_swept() {
             self.metrics.set_swept();
         }
@@ -64,20 +67,47 @@ impl World {
             // The CPUs of an ended partition are on offer again.
             self.mirror.read_above(kernel)?;
         }
-        self.read_lost_cpus(kernel)?;
+        self.read_missing_cpus(kernel)?;
         Ok(is_there)
     }
 
-    /// Reads the lost CPUs, and the ledger anew. Each turn does so before its first step, because no partition may be made
+    /// Reads the missing CPUs, and the ledger anew. Each turn does so before its first step, because no partition may be made
     /// once a CPU is lost.
-    fn read_lost_cpus(&mut self, kernel: &impl Kernel) -> anyhow::Result<()> {
-        let observed = self.mirror.observed();
-        let missing = kernel.lost_cpus(&observed.live())?;
-        // No cgroup has the CPUs of an invalid partition, either. They come back when it ends.
-        let held = observed.invalid();
-        let now = Instant::now();
-        self.must_decide |= self.lost_cpus.note(&missing.difference(&held), now);
-        self.renew_ledger(missing);
+    fn read_missing_cpus(&mut self, kernel: &impl Kernel) -> anyhow::Result<()> {
+        let missing = kernel.missing_cpus(&self.live_now(kernel))?;
+        let about = (&missing, &kernel.online());
+        self.must_decide |= self.lost_cpus.note(about, Instant::now());
+        self.renew_ledger(missing.all);
+        Ok(())
+    }
+
+    /// The CPUs of the known partitions that are still live. Those of changed pods are read again, because a lost CPU must not
+    /// pass for that of a partition that has ended.
+    fn live_now(&self, kernel: &impl Kernel) -> CpuSet {
+        let mut live = CpuSet::new();
+        for (pod, is_clean) in self.mirror.pods() {
+            let cgroups = pod.containers.iter().map(|container| &container.cgroup);
+            for cgroup in cgroups.filter(|cgroup| cgroup.cpuset.partition.is_live()) {
+                let read = (!is_clean).then(|| kernel.cpuset(&cgroup.path).unwrap_or_default());
+                let cpuset = read.as_ref().unwrap_or(&cgroup.cpuset);
+                if cpuset.partition.is_live() {
+                    live = live.union(&cpuset.effective);
+                }
+            }
+        }
+        live
+    }
+
+    /// While it is open whether missing CPUs are lost, waits a moment for their return: an ended partition's CPUs come back a
+    /// little after the removal of its cgroup.
+    pub(in crate::agent) fn await_missing_cpus(
+        &mut self,
+        kernel: &impl Kernel,
+    ) -> anyhow::Result<()> {
+        let begun = Instant::now();
+        while self.lost_cpus.is_open() && begun.elapsed() < RETURN_WAIT && kernel.pause() {
+            self.read_missing_cpus(kernel)?;
+        }
         Ok(())
     }
 
@@ -142,8 +172,8 @@ impl World {
         if self.mirror.read_above(kernel).is_err() {
             self.mirror.sweep(Instant::now());
         }
-        let lost = kernel.lost_cpus(&self.mirror.observed().live());
-        let is_free = lost.is_ok_and(|lost| lost.is_empty());
+        let missing = kernel.missing_cpus(&self.live_now(kernel));
+        let is_free = missing.is_ok_and(|missing| missing.all.is_empty());
         self.renew_ledger(self.ledger.lost.clone());
         if !is_free {
             // The kernel has lost the CPUs, or returns them later. The next turn of all pods reads

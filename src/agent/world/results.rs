@@ -11,10 +11,6 @@ use crate::pin::decide::{Decisions, IN_SHARED_POOL, RefusalSource};
 use crate::pin::{AppliedStep, Drift, Observed, Reason, Step, StepOutcome};
 use crate::pod::RecognizedPod;
 
-/// Why an owner has no partition while the kernel may crash with the next one.
-const WITHOUT_PARTITION: &str =
-    "the kernel has lost CPUs and may crash when the next partition is made: reboot the node";
-
 // === impl World ===
 
 impl World {
@@ -105,7 +101,8 @@ impl World {
         observed: &Observed,
         decisions: &mut Decisions,
     ) {
-        let is_held_back = decisions.desired.starts_no_partition;
+        let obstacle = self.lost_cpus.obstacle();
+        let obstacle = obstacle.filter(|_| decisions.desired.starts_no_partition);
         for decision in &mut decisions.containers {
             let pod = pods.get(decision.pod);
             let Some((pod, uid)) = pod.and_then(|pod| Some((pod, pod.cgroup_uid()?))) else {
@@ -113,13 +110,13 @@ impl World {
             };
             let container = pod.containers.get(decision.container);
             let cgroup = container
-                .filter(|_| !self.refused.is_empty() || is_held_back)
+                .filter(|_| !self.refused.is_empty() || obstacle.is_some())
                 .and_then(|container| observed.container(uid, &container.name))
                 .map(|observed| &observed.cgroup);
             let held_back = |cgroup: &ContainerCgroup| {
                 let is_owner = decision.cpus.is_some() && decision.entitlement.cpus() > 0;
                 let waits = is_owner && !cgroup.cpuset.partition.is_live();
-                (is_held_back && waits).then_some(WITHOUT_PARTITION)
+                obstacle.filter(|_| waits)
             };
             let refusal = cgroup.and_then(|cgroup| {
                 let refused = self.refused.get(&cgroup.path).map(String::as_str);

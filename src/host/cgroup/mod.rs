@@ -32,7 +32,7 @@ pub use counters::{CgroupCounters, Counters, CpuStat, CpuUsage, NumaUsage, Press
 pub use layout::{is_below, is_within};
 pub use namespace::join_host;
 pub use narrowed::NestedCgroup;
-pub use partition::{AncestorCgroup, PARTITION, PodSurroundings};
+pub use partition::{AncestorCgroup, MissingCpus, PARTITION, PodSurroundings};
 pub use settings::{CgroupMemory, NoteSubject};
 pub use systemd::SystemdError;
 pub use tree::{ContainerCgroup, PodCgroup};

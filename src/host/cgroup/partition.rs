@@ -23,6 +23,21 @@ const EXCLUSIVE: &str = "cpuset.cpus.exclusive";
 /// The name of the temporary cgroup for testing the kernel's features.
 const PROBE: &str = "pinfold-probe";
 
+/// Online CPUs that no cgroup outside the partitions has, and no valid partition either.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct MissingCpus {
+    pub all: CpuSet,
+    /// Those that an invalid partition holds. They come back when it ends.
+    pub held: CpuSet,
+}
+
+impl MissingCpus {
+    /// Those that nothing holds: if they stay missing, the kernel has lost them.
+    pub fn unheld(&self) -> CpuSet {
+        self.all.difference(&self.held)
+    }
+}
+
 /// A cgroup on the path from the top of the hierarchy to the pods.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct AncestorCgroup {
@@ -247,39 +262,61 @@ impl Cgroups {
         Ok(ancestors)
     }
 
-    /// Online CPUs that no cgroup has: the kernel has lost them until the next boot.
+    /// The CPUs of `online` that are missing.
     ///
     /// `live` are the CPUs of the known partitions. If an online CPU is still missing, the whole
     /// hierarchy is searched for further partitions.
-    pub fn lost_cpus(&self, online: &CpuSet, live: &CpuSet) -> Result<CpuSet> {
+    pub fn missing_cpus(&self, online: &CpuSet, live: &CpuSet) -> Result<MissingCpus> {
         let missing = |live: &CpuSet| -> Result<CpuSet> {
             Ok(online.difference(&self.all_cpus()?).difference(live))
         };
         if self.is_v1() || missing(live)?.is_empty() {
-            return Ok(CpuSet::new());
+            return Ok(MissingCpus::default());
         }
         // A partition may come or go between two reads, but a lost CPU is missing in both rounds.
-        let mut lost = online.clone();
+        let mut all = online.clone();
+        let mut held = online.clone();
         for _ in 0..2 {
-            let mut everywhere = CpuSet::new();
-            self.collect_live("", &mut everywhere)?;
-            lost = lost.intersection(&missing(&everywhere)?);
+            let (mut valid, mut invalid) = (CpuSet::new(), CpuSet::new());
+            self.collect_partitions("", &mut valid, &mut invalid)?;
+            all = all.intersection(&missing(&valid)?);
+            held = held.intersection(&invalid);
         }
-        Ok(lost)
+        Ok(MissingCpus {
+            held: held.intersection(&all),
+            all,
+        })
     }
 
-    fn collect_live(&self, path: &str, live: &mut CpuSet) -> Result<()> {
+    /// Adds the CPUs of the valid and of the invalid partitions below `path`.
+    fn collect_partitions(
+        &self,
+        path: &str,
+        valid: &mut CpuSet,
+        invalid: &mut CpuSet,
+    ) -> Result<()> {
         for child in self.children_if_present(path)? {
             let child = join(path, &child);
             // The state is read directly, because [`Cgroups::partition`] ignores partitions without
             // a file of exclusive CPUs, and before Linux 6.7 none has that file.
             let text = file::read_optional(&self.file(&child, PARTITION))?;
-            if text.is_some_and(|text| Partition::read(&text).is_live())
+            let state = text.map(|text| Partition::read(&text));
+            let is_live = state.as_ref().is_some_and(Partition::is_live);
+            if (is_live || matches!(state, Some(Partition::Invalid(_))))
                 && let Some(cpuset) = ignore_gone(self.cpuset(&child))?
             {
-                *live = live.union(&cpuset.effective);
+                let Cpuset {
+                    effective,
+                    exclusive,
+                    ..
+                } = &cpuset;
+                if is_live {
+                    *valid = valid.union(effective);
+                } else {
+                    *invalid = invalid.union(effective).union(exclusive);
+                }
             }
-            self.collect_live(&child, live)?;
+            self.collect_partitions(&child, valid, invalid)?;
         }
         Ok(())
     }
@@ -347,5 +384,37 @@ mod tests {
             .collect();
         let expected = [("kubepods", "0-5"), ("kubepods/burstable", "0-4")];
         assert_eq!(above, expected.map(|(path, cpus)| (path, cpus.to_owned())));
+    }
+
+    /// Also a partition outside the pods' cgroups counts, for example that of a virtual machine.
+    #[test]
+    fn an_invalid_partition_holds_missing_cpus() {
+        let root = tempfile::tempdir().unwrap();
+        let file = |path: &str, name: &str, text: &str| {
+            let dir = root.path().join(path);
+            fs::create_dir_all(&dir).unwrap();
+            fs::write(dir.join(name), text).unwrap();
+        };
+        file("", "cgroup.controllers", "cpuset cpu");
+        file("", "cpuset.cpus.effective", "0-2");
+        for (path, state, effective) in [
+            ("machines/vm", "root", "3"),
+            (
+                "machines/broken",
+                "root invalid (Parent unpartitionable)",
+                "4",
+            ),
+        ] {
+            file(path, PARTITION, state);
+            file(path, "cpuset.cpus", effective);
+            file(path, "cpuset.cpus.effective", effective);
+            file(path, EXCLUSIVE, effective);
+        }
+        let cgroups = Cgroups::detect(root.path()).unwrap();
+        let online = CpuSet::from_iter(0..6);
+        let missing = cgroups.missing_cpus(&online, &CpuSet::new()).unwrap();
+        let found = (missing.all.to_string(), missing.held.to_string());
+        assert_eq!(found, ("4-5".to_owned(), "4".to_owned()));
+        assert_eq!(missing.unheld().to_string(), "5");
     }
 }

@@ -18,6 +18,17 @@ use crate::pod::{
 /// How the note of a container begins that runs in the shared pool; the reason follows.
 pub const IN_SHARED_POOL: &str = "stays in the shared pool: ";
 
+/// How the note of a container begins that runs on the CPUs which the kubelet has assigned, without a partition.
+pub(super) const NO_PARTITION: &str = "gets no partition: ";
+
+/// The reason in a note of a container without exclusive CPUs.
+pub fn reason_in(note: &str) -> &str {
+    let reason = note.strip_prefix(IN_SHARED_POOL);
+    reason
+        .or_else(|| note.strip_prefix(NO_PARTITION))
+        .unwrap_or(note)
+}
+
 /// What decisions need to know about the node, apart from its pods.
 #[derive(Debug, Clone, Copy)]
 pub struct DecisionContext<'a> {

@@ -13,7 +13,7 @@
 use std::collections::BTreeMap;
 
 use super::input::{
-    DecisionInput, IN_SHARED_POOL, Notes, PodRequest, RefusalSource, ShortfallNote,
+    DecisionInput, IN_SHARED_POOL, NO_PARTITION, Notes, PodRequest, RefusalSource, ShortfallNote,
 };
 use super::known::{Description, KnownPod};
 use super::kubelet_entitlement::{KubeletCpus, exists, reported};
@@ -163,8 +163,8 @@ impl<'a> KubeletPass<'a> {
         }
     }
 
-    /// Gives a container the reported CPUs, if nobody else has them. Otherwise it keeps those of
-    /// them that it has.
+    /// Gives a container the reported CPUs, if nobody else has them. If somebody else gives them up
+    /// soon, it keeps those of them that it has.
     fn take(&mut self, report: &Report<'_>) {
         let Report { pod, name, cpus } = *report;
         let own = self.ledger.assignments.get(&pod.key);
@@ -189,7 +189,7 @@ impl<'a> KubeletPass<'a> {
     fn obstacle(&self, report: &Report<'_>) -> Option<ShortfallNote> {
         let refused = |text: String, source| {
             Some(ShortfallNote {
-                text: format!("{IN_SHARED_POOL}{text}"),
+                text: format!("{NO_PARTITION}{text}"),
                 refused: Some(source),
             })
         };
@@ -206,6 +206,12 @@ impl<'a> KubeletPass<'a> {
                 isolated, balanced
             );
             return refused(text, RefusalSource::Kernel);
+        }
+        if let Some(mate) = self.mate_with_same(report) {
+            let text = format!(
+                "the kubelet has given some of its CPUs to container {mate} of the pod, too"
+            );
+            return refused(text, RefusalSource::Room);
         }
         if let Some((owner, taken)) = self.owner_of(report, &self.assignments) {
             let text = format!(
@@ -237,11 +243,20 @@ impl<'a> KubeletPass<'a> {
             .is_empty()
             .then(|| ShortfallNote {
                 text: format!(
-                    "{IN_SHARED_POOL}without {} no CPU would be left for all other programs",
+                    "{NO_PARTITION}without {} no CPU would be left for all other programs",
                     cpu_count(cpus.len())
                 ),
                 refused: Some(RefusalSource::Room),
             })
+    }
+
+    /// Another container of the pod for which the kubelet reports some of the same CPUs. Its set would make the partition invalid.
+    fn mate_with_same<'r>(&self, report: &Report<'r>) -> Option<&'r str> {
+        let mut mates = report.pod.owed().map(|(mate, _)| mate.name.as_str());
+        mates.find(|mate| {
+            let cpus = reported(self.kubelet, &report.pod.key, mate);
+            *mate != report.name && cpus.is_some_and(|cpus| !cpus.is_disjoint(report.cpus))
+        })
     }
 
     /// Another container with some of the reported CPUs, as words, and these CPUs.

@@ -150,6 +150,29 @@ fn an_init_container_stays_on_the_kubelets_set() {
     );
 }
 
+/// The set of the second container would break the partition of the first, so there is none from the beginning.
+#[test]
+fn containers_with_one_set_get_no_partition() {
+    let kinds = ["first", "second", "own"].map(|name| (name, ContainerKind::App, 2000));
+    let pods = [pod("a", &kinds)];
+    let cpus = [
+        ("a", "first", "2-3"),
+        ("a", "second", "3-4"),
+        ("a", "own", "6-7"),
+    ];
+    let had = ledger(&[("a", "first", "2-3", true)]);
+    for (ledger, running) in [(Ledger::default(), &[][..]), (had, &[("a", "first")])] {
+        let decisions = decided(&pods, Some(&report(&cpus)), &ledger, running);
+        assert_eq!(owners(&decisions), ["a/own 6-7*"]);
+        let (note, refused) = note(&decisions, 0);
+        assert_eq!(
+            note,
+            "gets no partition: the kubelet has given some of its CPUs to container second of the pod, too"
+        );
+        assert_eq!(refused, Some(RefusalSource::Room));
+    }
+}
+
 #[test]
 fn the_newest_owner_wins_once_the_earlier_one_has_given_up() {
     let pods = [app("a", 2), app("b", 2)];
