@@ -316,6 +316,13 @@ impl AgentNode {
         Ok((observed, ledger))
     }
 
+    /// Online CPUs that are missing and not held by a partition. Some may return in a moment.
+    pub fn unheld_cpus(&self) -> anyhow::Result<CpuSet> {
+        let online = &self.topology.online;
+        let missing = self.cgroups.missing_cpus(online, &CpuSet::new())?;
+        Ok(missing.unheld())
+    }
+
     /// The path and the uid of each pod's cgroup.
     pub(super) fn pod_paths(&self) -> anyhow::Result<Vec<(String, String)>> {
         let mut paths = Vec::new();

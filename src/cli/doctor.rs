@@ -3,6 +3,7 @@
 
 use std::io::ErrorKind;
 use std::process::ExitCode;
+use std::time::Duration;
 
 use clap::Args;
 use console::Style;
@@ -15,7 +16,7 @@ use super::{agents::ClusterArgs, cluster_doctor};
 use crate::agent::config::ClusterConfig;
 use crate::agent::config::{AutoSwitch, Config, EnforcementChoice, Overrides, Runtime};
 use crate::agent::{AgentNode, allocatable};
-use crate::cpu::Topology;
+use crate::cpu::{CpuSet, Topology};
 use crate::host::cgroup::{CgroupError, CgroupVersion, Cgroups, join_host};
 use crate::host::container_files::ContainerFolders;
 use crate::host::topology;
@@ -439,7 +440,7 @@ fn partitions(node: &AgentNode) -> Option<CheckResult> {
     }
     let what = "partitions";
     let free = match node.observe(&[]) {
-        Ok((_, ledger)) if !ledger.lost.is_empty() => {
+        Ok(_) if !lost_cpus(node).is_empty() => {
             return Some(bad(
                 what,
                 "no test partition is made, because the kernel has lost CPUs and may crash with the next one".to_owned(),
@@ -486,6 +487,17 @@ fn partitions(node: &AgentNode) -> Option<CheckResult> {
     })
 }
 
+/// The lost CPUs: those that are still missing after a second, as for the agent.
+fn lost_cpus(node: &AgentNode) -> CpuSet {
+    let missing = || node.unheld_cpus().unwrap_or_default();
+    let first = missing();
+    if first.is_empty() {
+        return first;
+    }
+    std::thread::sleep(Duration::from_secs(1));
+    first.intersection(&missing())
+}
+
 /// The CPUs that pods can use, lost CPUs, and CPU sets without an explanation.
 fn cpus_for_pods(node: &AgentNode) -> Vec<CheckResult> {
     let Ok((observed, ledger)) = node.observe(&[]) else {
@@ -499,12 +511,13 @@ fn cpus_for_pods(node: &AgentNode) -> Vec<CheckResult> {
             "the CPUs may be meant for other programs; Pinfold moves no running container",
         ));
     }
-    if !ledger.lost.is_empty() {
+    let lost = lost_cpus(node);
+    if !lost.is_empty() {
         findings.push(weak(
             "lost CPUs",
             format!(
                 "the kernel has lost {}: no cgroup can use a lost CPU",
-                ledger.lost.in_words()
+                lost.in_words()
             ),
             "reboot the node: only a reboot brings lost CPUs back",
         ));

@@ -19,8 +19,8 @@ pub struct Scan {
     pub pods: Vec<PodCgroup>,
     /// The cgroups above and around the pods.
     pub surroundings: PodSurroundings,
-    /// Lost CPUs: online CPUs in no cgroup's set.
-    pub lost: CpuSet,
+    /// Online CPUs in no cgroup's set and in no valid partition.
+    pub missing: CpuSet,
 }
 
 /// The present cgroup tree of the pods, with parsed records and known names.
@@ -77,11 +77,12 @@ pub struct Ledger {
     /// The NUMA nodes of containers with memory bound by Pinfold, by pod uid and container name.
     pub memory: BTreeMap<String, BTreeMap<String, CpuSet>>,
     /// CPUs excluded from assignments: unexplained exclusive CPUs, the sets of cgroups with an
-    /// unreadable record, lost CPUs, and CPUs that are barred, which means given up and not yet
+    /// unreadable record, missing CPUs, and CPUs that are barred, which means given up and not yet
     /// handed back.
     pub excluded: CpuSet,
-    /// Lost CPUs, which stay lost until the next boot.
-    pub lost: CpuSet,
+    /// Online CPUs in no cgroup's set and in no valid partition. An invalid partition may hold them,
+    /// they may return in a moment, or the kernel has lost them until the next boot.
+    pub missing: CpuSet,
     /// The CPUs that the cgroups above the pods offer; `None` if none of these has a set. An online
     /// CPU outside is for other programs: an administrator has limited the pods, or another program
     /// holds the CPU as exclusive.
@@ -112,7 +113,7 @@ impl Observed {
             pods: scan.pods.into_iter().map(matched).collect(),
             surroundings: scan.surroundings,
         };
-        let ledger = Ledger::read(&observed, scan.lost);
+        let ledger = Ledger::read(&observed, scan.missing);
         (observed, ledger)
     }
 
@@ -380,12 +381,12 @@ fn may_own_cpus(pod: &Pod, cgroups: &[ObservedContainer]) -> bool {
 // === impl Ledger ===
 
 impl Ledger {
-    /// Reads the ledger from the cgroups. `lost` are the lost CPUs.
-    pub fn read(observed: &Observed, lost: CpuSet) -> Self {
+    /// Reads the ledger from the cgroups, and takes the missing CPUs.
+    pub fn read(observed: &Observed, missing: CpuSet) -> Self {
         let mut ledger = Self {
-            offered: observed.offered(&lost),
-            excluded: lost.clone(),
-            lost,
+            offered: observed.offered(&missing),
+            excluded: missing.clone(),
+            missing,
             ..Self::default()
         };
         for (path, cpus) in &observed.surroundings.outside {

@@ -14,16 +14,16 @@ impl Observed {
     /// The CPUs that the cgroups above the pods offer; `None` if none of these has a set.
     ///
     /// The kernel takes a partition's CPUs out of the effective sets above, so the CPUs of the
-    /// pods' own partitions count as well. Lost CPUs are in no set, which says nothing about a
+    /// pods' own partitions count as well. Missing CPUs are in no set, which says nothing about a
     /// limit. A pod can be in any tree, so with several trees only the CPUs that each of them
     /// offers count.
-    pub(super) fn offered(&self, lost: &CpuSet) -> Option<CpuSet> {
+    pub(super) fn offered(&self, missing: &CpuSet) -> Option<CpuSet> {
         let trees = self.surroundings.trees.iter();
-        let offers = trees.filter_map(|tree| self.offered_by(tree, lost));
+        let offers = trees.filter_map(|tree| self.offered_by(tree, missing));
         offers.reduce(|one, other| one.intersection(&other))
     }
 
-    fn offered_by(&self, tree: &str, lost: &CpuSet) -> Option<CpuSet> {
+    fn offered_by(&self, tree: &str, missing: &CpuSet) -> Option<CpuSet> {
         let above = &self.surroundings.above;
         let own = above.iter().find(|above| above.path == tree)?;
         // On v1 no process can be in a cgroup without CPUs, so the kubelet has yet to write this
@@ -43,7 +43,7 @@ impl Observed {
         // CPUs that return from being offline are on offer as soon as they are online, because the
         // plan widens the tree first.
         let returning = |cpuset: &Cpuset| cpuset.narrowed_from.clone().unwrap_or_default();
-        let mut offered = own.cpuset.effective.union(&partitions).union(lost);
+        let mut offered = own.cpuset.effective.union(&partitions).union(missing);
         offered = offered.union(&returning(&own.cpuset));
         // A partition of earlier times may lie outside a later limit. And on v2, a cgroup has its
         // parent's CPUs in force while none of its written CPUs is free, which makes no more CPUs
@@ -179,7 +179,7 @@ mod tests {
                 trees: vec![tree.to_owned()],
                 ..PodSurroundings::default()
             },
-            lost: CpuSet::new(),
+            missing: CpuSet::new(),
         }
     }
 
@@ -211,9 +211,9 @@ mod tests {
             assert_eq!(offered(&scan), expected, "{sets:?} {partition}");
         }
         assert_eq!(offered(&Scan::default()), "0-7", "no cgroup of pods yet");
-        let mut lost = scan_of("kubepods", ("", "0-5"), "");
-        lost.lost = set("6-7");
-        assert_eq!(offered(&lost), "0-7", "a lost CPU is no limit");
+        let mut scan = scan_of("kubepods", ("", "0-5"), "");
+        scan.missing = set("6-7");
+        assert_eq!(offered(&scan), "0-7", "a missing CPU is no limit");
     }
 
     #[test]

@@ -732,7 +732,7 @@ impl Kernel {
                 .filter_map(|index| self.pod_at(index))
                 .collect(),
             surroundings: self.surroundings(),
-            lost: self.missing_cpus().all,
+            missing: self.missing_cpus().all,
         }
     }
 

@@ -77,7 +77,7 @@ fuzz_target!(|data: &[u8]| {
             Scan {
                 pods,
                 surroundings: around,
-                lost: missing.all,
+                missing: missing.all,
             },
             &[],
         );

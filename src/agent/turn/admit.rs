@@ -232,7 +232,7 @@ fn record(
             world.mirror.note_record(uid, record);
         }
     }
-    world.renew_ledger(world.ledger.lost.clone());
+    world.renew_ledger(world.ledger.missing.clone());
     let record = world.mirror.pod(uid).and_then(|pod| pod.record.as_ref());
     if record.map(|record| &record.assignment) != Some(&wanted) {
         return Err(NeedsAllPods);

@@ -15,11 +15,11 @@ const RETURN_WAIT: Duration = Duration::from_millis(100);
 // === impl World ===
 
 impl World {
-    /// Reads the ledger from the mirror, with the lost CPUs as known, and ends the pending
+    /// Reads the ledger from the mirror, with the missing CPUs as known, and ends the pending
     /// assignments that are recorded by now.
-    pub(in crate::agent) fn renew_ledger(&mut self, lost: CpuSet) {
+    pub(in crate::agent) fn renew_ledger(&mut self, missing: CpuSet) {
         let observed = self.mirror.observed();
-        self.ledger = Ledger::read(observed, lost);
+        self.ledger = Ledger::read(observed, missing);
         self.pending.end_recorded(observed);
         self.pending.enter(&mut self.ledger);
     }
@@ -124,7 +124,7 @@ impl World {
         kernel: &impl Kernel,
     ) -> anyhow::Result<()> {
         self.mirror.read_recorded(applied, kernel, &self.pods)?;
-        self.renew_ledger(self.ledger.lost.clone());
+        self.renew_ledger(self.ledger.missing.clone());
         Ok(())
     }
 
@@ -174,7 +174,7 @@ impl World {
         }
         let missing = kernel.missing_cpus(&self.live_now(kernel));
         let is_free = missing.is_ok_and(|missing| missing.all.is_empty());
-        self.renew_ledger(self.ledger.lost.clone());
+        self.renew_ledger(self.ledger.missing.clone());
         if !is_free {
             // The kernel has lost the CPUs, or returns them later. The next turn of all pods reads
             // them again.
