@@ -70,6 +70,9 @@ fn apply_step(step: &Step, cgroups: &Cgroups) -> StepOutcome {
         Step::Cpus { path, cpus, .. } => cgroups.set_cpus(path, cpus),
     };
     match result.and_then(|()| read_back(step, cgroups)) {
+        Ok(StepOutcome::Done) => StepOutcome::Done,
+        // A file of a cgroup that was removed after the write reads as if the kernel did not have it.
+        Ok(_) if !cgroups.exists(step.path()) => StepOutcome::Gone,
         Ok(outcome) => outcome,
         Err(error) if error.is_gone() => StepOutcome::Gone,
         Err(error) => refusal(step, error, cgroups),
