@@ -15,7 +15,7 @@ use super::{agents::ClusterArgs, cluster_doctor};
 use crate::agent::config::ClusterConfig;
 use crate::agent::config::{AutoSwitch, Config, EnforcementChoice, Overrides, Runtime};
 use crate::agent::{AgentNode, allocatable};
-use crate::cpu::Topology;
+use crate::cpu::{CpuSet, Topology};
 use crate::host::cgroup::{CgroupError, CgroupVersion, Cgroups, join_host};
 use crate::host::container_files::ContainerFolders;
 use crate::host::topology;
@@ -137,7 +137,7 @@ impl Doctor {
 fn examine(config: &Config) -> Vec<CheckResult> {
     let mut findings = vec![rights(config)];
     match topology::read(&config.root_dir) {
-        Ok(topology) => findings.extend(machine(&topology)),
+        Ok(topology) => findings.extend(machine(&topology, config.reserved.as_ref())),
         Err(error) => {
             findings.push(bad(
                 "CPUs",
@@ -290,28 +290,35 @@ fn live_files(runtime: &Runtime) -> Option<CheckResult> {
     })
 }
 
-fn machine(topology: &Topology) -> Vec<CheckResult> {
-    let cpus = topology.online.len();
-    let mut findings = vec![
-        if cpus > topology.core_of(topology.online.first().unwrap_or(0)).len() {
-            good(
-                "CPUs",
-                format!(
-                    "{cpus} online ({}), {}",
-                    topology.online,
-                    counted(topology.cores().len(), "core")
-                ),
-            )
-        } else {
-            bad(
-                "CPUs",
-                format!(
-                    "{cpus} online, all on one core: the core is reserved, and no CPU remains for containers"
-                ),
-                "use a machine with at least two cores",
-            )
-        },
-    ];
+/// The machine's CPUs, of which `reserved` may be configured.
+fn online_cpus(topology: &Topology, reserved: Option<&CpuSet>) -> CheckResult {
+    let (what, cpus) = ("CPUs", topology.online.len());
+    let core = topology.core_of(topology.online.first().unwrap_or(0));
+    let configured = reserved.is_some_and(|reserved| !reserved.is_empty());
+    if cpus > core.len() || configured && cpus > 1 {
+        let cores = counted(topology.cores().len(), "core");
+        return good(
+            what,
+            format!("{cpus} online ({}), {cores}", topology.online),
+        );
+    }
+    let advice = match core.first().filter(|_| cpus > 1) {
+        Some(cpu) => format!(
+            "use a machine with at least two cores, or reserve only one CPU of this core (reserved: {cpu})"
+        ),
+        None => "use a machine with at least two cores".to_owned(),
+    };
+    bad(
+        what,
+        format!(
+            "{cpus} online, all on one core: the core is reserved, and no CPU remains for containers"
+        ),
+        &advice,
+    )
+}
+
+fn machine(topology: &Topology, reserved: Option<&CpuSet>) -> Vec<CheckResult> {
+    let mut findings = vec![online_cpus(topology, reserved)];
     let unreported: Vec<&str> = [
         ("cores", topology.cpus.iter().any(|cpu| cpu.core.is_none())),
         (
