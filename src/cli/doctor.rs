@@ -597,3 +597,32 @@ fn enforcement(node: &AgentNode) -> CheckResult {
         ),
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::cpu::{Numbering, Shape};
+
+    /// One thread of the only core can be given, if the other one is reserved.
+    #[test]
+    fn a_machine_of_one_core_can_reserve_one_of_its_threads() {
+        let check = |threads_per_core, reserved: Option<&str>| {
+            let topology = Topology::from_shape(Shape {
+                sockets: 1,
+                numa_per_socket: 1,
+                llcs_per_numa: 1,
+                cores_per_llc: 1,
+                threads_per_core,
+                numbering: Numbering::SiblingsAdjacent,
+            });
+            let reserved: Option<CpuSet> = reserved.map(|list| list.parse().unwrap());
+            let found = online_cpus(&topology, reserved.as_ref());
+            (matches!(found.verdict, CheckVerdict::Good), found.advice)
+        };
+        let (is_good, advice) = check(2, None);
+        assert!(!is_good && advice.unwrap().ends_with("(reserved: 0)"));
+        assert!(check(2, Some("0")).0);
+        assert!(!check(2, Some("")).0);
+        assert!(!check(1, Some("0")).0);
+    }
+}
