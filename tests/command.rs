@@ -237,8 +237,8 @@ fn a_plan_fails_if_an_entitled_container_gets_too_little() {
     let last = out.lines().last().unwrap();
     assert_eq!(
         last,
-        "too few CPUs: container main of train/worker-9 is entitled to 4 CPUs and stays in the shared pool: too few free CPUs: 4 \
-         wanted, 3 free"
+        "too few CPUs: container main of train/worker-9 is entitled to 4 CPUs and stays in the shared pool: 4 CPUs would leave 0 to \
+         everybody else, and at least 2 must stay shared (sharedMinimum is 5%); 2 CPUs can be given"
     );
     assert!(
         out.contains("are unknown here and should be no more than 38"),
@@ -264,9 +264,79 @@ fn a_plan_fails_if_an_entitled_container_gets_too_little() {
     assert!(code == Some(0) && !out.contains('→'), "{out}");
     let (code, _, error) = run(&[&plan[..], &["many"]].concat());
     assert!(
-        code == Some(2) && error.contains("--allocatable"),
+        code == Some(2) && error.contains("--allocatable") && error.contains("like 40 or 39500m"),
         "{error}"
     );
+    // Ten pods are more than the scheduler counts, so it would keep one back.
+    let plan = ["plan", "--pods", &ten, "--root-dir", root, "--allocatable"];
+    let (code, out, _) = run(&[&plan[..], &["38"]].concat());
+    assert!(
+        code == Some(1)
+            && out.contains("note: these containers are entitled to 40 CPUs together, more than"),
+        "{out}"
+    );
+    let (_, out, _) = run(&[&plan[..], &["40"]].concat());
+    assert!(!out.contains("note: "), "{out}");
+}
+
+/// The runtime refuses these, so no such pod would run.
+#[test]
+fn a_plan_fails_if_a_pod_would_be_refused() {
+    let machine = machine::unpack("40intel64-2g2n4c+pci");
+    let root = text(machine.path());
+    let planned = |cpus: &str, limit: &str| {
+        let pod = format!(
+            "apiVersion: v1\nkind: Pod\nmetadata: {{name: a, annotations: {{pinfold.io/cpus: {cpus}}}}}\nspec:\n  containers:\n  \
+             - name: main\n    image: i\n    resources: {{limits: {{cpu: {limit}}}}}\n"
+        );
+        let (_folder, pods) = file("pods.yaml", &pod);
+        let (code, out, error) = run(&["plan", "--pods", &pods, "--root-dir", root]);
+        assert_eq!(error, "");
+        (code, out)
+    };
+    // Without a memory limit, the pod is Burstable.
+    let (code, out) = planned("required", "2");
+    let line = "too few CPUs: container main of default/a would be refused: the pod is annotated pinfold.io/cpus=required";
+    assert!(
+        code == Some(1) && out.contains(line) && out.contains("not Guaranteed"),
+        "{out}"
+    );
+    for (cpus, limit) in [("exclusive", "2"), ("required", "2, memory: 1Gi")] {
+        assert_eq!(planned(cpus, limit).0, Some(0), "{cpus} {limit}");
+    }
+    // Nobody in the pod is entitled.
+    let (code, out) = planned("required", "1500m, memory: 1Gi");
+    assert!(code == Some(1) && out.contains("would be refused"), "{out}");
+}
+
+/// The kubelet gives these 39 CPUs, although Pinfold would keep two shared.
+#[test]
+fn a_plan_counts_nothing_where_the_kubelet_chooses() {
+    let machine = machine::unpack("40intel64-2g2n4c+pci");
+    let folder = machine.path().join("var/lib/kubelet");
+    fs::create_dir_all(&folder).unwrap();
+    let config =
+        "kind: KubeletConfiguration\ncpuManagerPolicy: static\nreservedSystemCPUs: \"0\"\n";
+    fs::write(folder.join("config.yaml"), config).unwrap();
+    let pods = workers(9, 4, "") + "---\n" + &workers(1, 3, "").replace("worker-0", "last");
+    let (_folder, pods) = file("pods.yaml", &pods);
+    let root = text_of(&machine);
+    let plan = ["plan", "--pods", &pods, "--root-dir", root];
+    let (code, out, error) = run(&plan);
+    assert_eq!((code, error.as_str()), (Some(0), ""), "{out}");
+    assert!(
+        out.contains("note: the kubelet chooses")
+            && !out.contains("capacity:")
+            && !out.contains("too few CPUs:"),
+        "{out}"
+    );
+    let answer = json(&[&plan[..], &["-o", "json"]].concat());
+    for key in ["capacity", "finding"] {
+        assert_eq!(answer[key], Value::Null, "{answer:#}");
+    }
+    let (_folder, pinfold) = file("config.yaml", "placement: {source: pinfold}\n");
+    let (code, out, _) = run(&[&plan[..], &["--config", &pinfold]].concat());
+    assert!(code == Some(1) && out.contains("capacity:"), "{out}");
 }
 
 /// The machine's kubelet tells what it reserves, in the file of kubeadm.

@@ -398,7 +398,8 @@ impl AgentNode {
     }
 }
 
-/// How many CPUs a machine with these reserved CPUs can give, with the assignments of `ledger`.
+/// How many CPUs a machine with these reserved CPUs can give, with the assignments of `ledger`. CPUs excluded from assignments count
+/// as owned, because the scheduler counts the pods that have them, too.
 pub fn capacity(
     config: &Config,
     (topology, reserved): (&Topology, &CpuSet),
@@ -409,17 +410,23 @@ pub fn capacity(
         cpus.fold(CpuSet::new(), |all, cpus| all.union(&cpus))
     };
     let online = &topology.online;
+    let available = ledger.available(online).difference(&ledger.missing);
+    let excluded = ledger.excluded.intersection(&available);
+    let idle = all(&|pod| pod.idle.intersection(online)).difference(&excluded);
     Capacity::new(&CapacityInput {
         online,
-        offered: &ledger.available(online),
-        available: &ledger.available(online).difference(&ledger.excluded),
+        withheld: &online.difference(&ledger.available(online)),
+        lost: &ledger.missing,
         reserved,
+        isolated: &topology.isolated,
         cores: &topology.cores(),
         preference: config.cpus.cores,
         single_cores: config.policy.single_cores,
         shared_minimum: config.shared_minimum,
-        owned: &all(&PodAssignment::usable).intersection(online),
-        idle: &all(&|pod| pod.idle.intersection(online)),
+        owned: &all(&PodAssignment::usable)
+            .intersection(online)
+            .union(&excluded),
+        idle: &idle,
     })
 }
 

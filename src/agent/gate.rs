@@ -12,7 +12,7 @@ use crate::pod::{ContainerKind, Entitlement, Obstacle, Pod, Qos, is_required};
 /// Why to refuse a CreateContainer request, if there is a reason. `owed` says whether a container
 /// of the pod is entitled to exclusive CPUs; it is `None` if not all containers of the pod are
 /// known.
-pub(super) fn at_creation(pod: &Pod, decision: &Decision, owed: Option<bool>) -> Option<String> {
+pub fn at_creation(pod: &Pod, decision: &Decision, owed: Option<bool>) -> Option<String> {
     let given = decision.cpus.is_some();
     let why = match &decision.entitlement {
         Entitlement::Shared { reason, .. } if owed == Some(false) => Some(reason.clone()),

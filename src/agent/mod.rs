@@ -23,7 +23,7 @@ mod event;
 mod event_queue;
 pub mod exporter;
 mod folder;
-mod gate;
+pub mod gate;
 mod heartbeat;
 mod history;
 mod http;

@@ -138,7 +138,7 @@ impl Doctor {
 fn examine(config: &Config) -> Vec<CheckResult> {
     let mut findings = vec![rights(config)];
     match topology::read(&config.root_dir) {
-        Ok(topology) => findings.extend(machine(&topology)),
+        Ok(topology) => findings.extend(machine(&topology, config.reserved.as_ref())),
         Err(error) => {
             findings.push(bad(
                 "CPUs",
@@ -291,28 +291,35 @@ fn live_files(runtime: &Runtime) -> Option<CheckResult> {
     })
 }
 
-fn machine(topology: &Topology) -> Vec<CheckResult> {
-    let cpus = topology.online.len();
-    let mut findings = vec![
-        if cpus > topology.core_of(topology.online.first().unwrap_or(0)).len() {
-            good(
-                "CPUs",
-                format!(
-                    "{cpus} online ({}), {}",
-                    topology.online,
-                    counted(topology.cores().len(), "core")
-                ),
-            )
-        } else {
-            bad(
-                "CPUs",
-                format!(
-                    "{cpus} online, all on one core: the core is reserved, and no CPU remains for containers"
-                ),
-                "use a machine with at least two cores",
-            )
-        },
-    ];
+/// The machine's CPUs, of which `reserved` may be configured.
+fn online_cpus(topology: &Topology, reserved: Option<&CpuSet>) -> CheckResult {
+    let (what, cpus) = ("CPUs", topology.online.len());
+    let core = topology.core_of(topology.online.first().unwrap_or(0));
+    let configured = reserved.is_some_and(|reserved| !reserved.is_empty());
+    if cpus > core.len() || configured && cpus > 1 {
+        let cores = counted(topology.cores().len(), "core");
+        return good(
+            what,
+            format!("{cpus} online ({}), {cores}", topology.online),
+        );
+    }
+    let advice = match core.first().filter(|_| cpus > 1) {
+        Some(cpu) => format!(
+            "use a machine with at least two cores, or reserve only one CPU of this core (reserved: {cpu})"
+        ),
+        None => "use a machine with at least two cores".to_owned(),
+    };
+    bad(
+        what,
+        format!(
+            "{cpus} online, all on one core: the core is reserved, and no CPU remains for containers"
+        ),
+        &advice,
+    )
+}
+
+fn machine(topology: &Topology, reserved: Option<&CpuSet>) -> Vec<CheckResult> {
+    let mut findings = vec![online_cpus(topology, reserved)];
     let unreported: Vec<&str> = [
         ("cores", topology.cpus.iter().any(|cpu| cpu.core.is_none())),
         (
@@ -601,5 +608,34 @@ fn enforcement(node: &AgentNode) -> CheckResult {
             text,
             "no CPUs are pinned; thread sizing, metrics and plans work",
         ),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::cpu::{Numbering, Shape};
+
+    /// One thread of the only core can be given, if the other one is reserved.
+    #[test]
+    fn a_machine_of_one_core_can_reserve_one_of_its_threads() {
+        let check = |threads_per_core, reserved: Option<&str>| {
+            let topology = Topology::from_shape(Shape {
+                sockets: 1,
+                numa_per_socket: 1,
+                llcs_per_numa: 1,
+                cores_per_llc: 1,
+                threads_per_core,
+                numbering: Numbering::SiblingsAdjacent,
+            });
+            let reserved: Option<CpuSet> = reserved.map(|list| list.parse().unwrap());
+            let found = online_cpus(&topology, reserved.as_ref());
+            (matches!(found.verdict, CheckVerdict::Good), found.advice)
+        };
+        let (is_good, advice) = check(2, None);
+        assert!(!is_good && advice.unwrap().ends_with("(reserved: 0)"));
+        assert!(check(2, Some("0")).0);
+        assert!(!check(2, Some("")).0);
+        assert!(!check(1, Some("0")).0);
     }
 }

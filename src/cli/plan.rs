@@ -1,6 +1,6 @@
 //! `pinfold plan`: the agent's decisions for given pods.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::sync::Arc;
@@ -11,10 +11,12 @@ use serde::Serialize;
 use super::OutputFormat;
 use crate::agent::config::{Config, Overrides, SourceChoice};
 use crate::agent::kubelet_config::KubeletConfig;
-use crate::agent::{AgentNode, allocatable, capacity, environment, read_pods, reserved};
+use crate::agent::{AgentNode, allocatable, capacity, environment, gate, read_pods, reserved};
 use crate::cpu::{Cost, CpuSet, Placer, SharedMinimum, Topology, cpu_count};
 use crate::host::topology;
-use crate::pin::decide::{ContainerMove, DecisionContext, DecisionInput, Decisions, decide};
+use crate::pin::decide::{
+    ContainerMove, Decision, DecisionContext, DecisionInput, Decisions, decide,
+};
 use crate::pin::{Enforcement, Ledger, PlacementSource};
 use crate::pod::quantity::cpu_millis;
 use crate::pod::{
@@ -37,7 +39,8 @@ const MOST_RECONCILES: usize = 8;
   kubectl get jobset a -o yaml | pinfold plan --pods -
   pinfold plan --pods job.yaml --allocatable 39500m  compare with what the scheduler counts on the node
 
-Exit codes: 0 each entitled container gets its CPUs, 1 one gets too few, 2 bad input.")]
+Exit codes: 0 each entitled container gets its CPUs, or the kubelet chooses them, 1 one gets too few or would be refused, \
+2 bad input.")]
 pub(super) struct PlanArgs {
     /// Manifest file, folder of manifests (YAML or JSON) or - for the standard input: Pods, or objects that create pods, such as
     /// Jobs, Deployments, TFJobs and JobSets; may be repeated, and the agent decides about the pods in this order.
@@ -100,13 +103,13 @@ pub(super) struct Planned {
     /// Running containers that would make room, in the order of the moves.
     pub(super) moves: Vec<ContainerMove>,
     pub(super) containers: Vec<PlannedContainer>,
-    /// Why containers would get other CPUs than these: the kubelet chooses them.
+    /// Why containers would get other CPUs than these, because the kubelet chooses them; or why too many came here.
     pub(super) note: Option<String>,
-    /// What the node can give when the pods have their CPUs.
-    pub(super) capacity: Capacity,
+    /// What the node can give; null where the kubelet chooses the CPUs, which never promises more than it has.
+    pub(super) capacity: Option<Capacity>,
     /// That, compared with what the scheduler counts.
-    pub(super) finding: CapacityFinding,
-    /// The containers that would get fewer CPUs than they are entitled to.
+    pub(super) finding: Option<CapacityFinding>,
+    /// The containers that would get fewer CPUs than they are entitled to, or be refused; none where the kubelet chooses.
     pub(super) too_few: Vec<TooFew>,
 }
 
@@ -144,6 +147,9 @@ pub(super) struct PlannedContainer {
     pub(super) ranks: Option<RankEnvironment>,
     /// Why the container got fewer CPUs than the entitlement.
     pub(super) note: Option<String>,
+    /// Why the container would be refused, because its pod requires exclusive CPUs.
+    #[serde(skip)]
+    pub(super) refused: Option<String>,
     /// What the program should do differently on its exclusive CPUs: where it counts CPUs on the machine.
     pub(super) bindings: Vec<String>,
 }
@@ -174,7 +180,8 @@ fn kubelet_chooses(choice: SourceChoice, root: &Path) -> Option<String> {
 
 /// Reads a quantity of CPUs, in thousandths.
 fn millicores(text: &str) -> Result<u64, String> {
-    cpu_millis(text).map_err(|error| error.to_string())
+    let remedy = |_| format!("{text:?} is no number of CPUs: write something like 40 or 39500m");
+    cpu_millis(text).map_err(remedy)
 }
 
 // === impl MachineArgs ===
@@ -298,17 +305,63 @@ pub(super) fn planned(
     };
     let (decisions, moves) = settle(&mut inputs, &mut ledger);
     let shared = decisions.desired.shared();
+    let containers = described(
+        pods,
+        decisions.containers,
+        &placer,
+        (topology, &shared),
+        config,
+    );
+    let mut planned = Planned {
+        note: None,
+        reserved,
+        shared,
+        moves,
+        capacity: None,
+        finding: None,
+        too_few: Vec::new(),
+        containers,
+    };
+    if let Some(evidence) = &machine.kubelet_chooses {
+        planned.note = Some(format!(
+            "the kubelet chooses the CPUs here ({evidence}), and Pinfold keeps those; these are the CPUs that Pinfold would choose, and \
+             don't tell how many the kubelet can give"
+        ));
+        return planned;
+    }
+    let capacity = capacity(config, (topology, &machine.reserved), &ledger);
+    planned.finding = Some(capacity.compare(machine.allocatable.as_ref()));
+    planned.capacity = Some(capacity);
+    planned.too_few = planned.containers.iter().filter_map(too_few).collect();
+    planned.note = more_than_come(&planned, machine.allocatable.as_ref());
+    planned
+}
+
+/// The containers with their decisions, for people and programs.
+fn described(
+    pods: &[Arc<RecognizedPod>],
+    decisions: Vec<Decision>,
+    placer: &Placer,
+    (topology, shared): (&Topology, &CpuSet),
+    config: &Config,
+) -> Vec<PlannedContainer> {
     let mut containers = Vec::new();
-    for decision in decisions.containers {
+    let is_owed = |decision: &&Decision| decision.entitlement.cpus() > 0;
+    let owed = decisions.iter().filter(is_owed);
+    let owed: BTreeSet<usize> = owed.map(|decision| decision.pod).collect();
+    for decision in decisions {
         let pod = pods.get(decision.pod);
         let found = pod.and_then(|pod| Some((pod, pod.containers.get(decision.container)?)));
         let Some((pod, container)) = found else {
             continue;
         };
+        let is_created = !pod.finished && !container.ended;
+        let refused = gate::at_creation(pod, &decision, Some(owed.contains(&decision.pod)));
+        let refused = refused.filter(|_| is_created);
         let own = decision.cpus.as_ref();
         let policies = (&config.policy, &config.threads);
-        let threads = environment(pod, decision.container, own, &shared, topology, policies);
-        let cpus = own.unwrap_or(&shared).clone();
+        let threads = environment(pod, decision.container, own, shared, topology, policies);
+        let cpus = own.unwrap_or(shared).clone();
         containers.push(PlannedContainer {
             namespace: pod.namespace.clone(),
             pod: pod.name.clone(),
@@ -328,24 +381,22 @@ pub(super) fn planned(
             env: threads.variables.clone(),
             threads,
             note: decision.note,
+            refused,
         });
     }
-    let capacity = capacity(config, (topology, &machine.reserved), &ledger);
-    let note = |evidence: &String| {
+    containers
+}
+
+/// Says that the scheduler would not send all of the pods to one node, if some get too few CPUs.
+fn more_than_come(planned: &Planned, allocatable: Option<&Allocatable>) -> Option<String> {
+    let wanted = planned.containers.iter();
+    let wanted: u64 = wanted.map(|one| u64::from(one.entitlement.cpus())).sum();
+    let is_more = wanted.saturating_mul(1000) > allocatable?.millicores;
+    (is_more && !planned.too_few.is_empty()).then(|| {
         format!(
-            "the kubelet chooses the CPUs here ({evidence}), and Pinfold keeps those; these are the CPUs that Pinfold would choose"
+            "these containers are entitled to {wanted} CPUs together, more than the scheduler counts: it would not send all of them here"
         )
-    };
-    Planned {
-        note: machine.kubelet_chooses.as_ref().map(note),
-        reserved,
-        shared,
-        moves,
-        finding: capacity.compare(machine.allocatable.as_ref()),
-        capacity,
-        too_few: containers.iter().filter_map(too_few).collect(),
-        containers,
-    }
+    })
 }
 
 /// A container that gets fewer CPUs than it is entitled to.
@@ -356,8 +407,8 @@ fn too_few(container: &PlannedContainer) -> Option<TooFew> {
     } else {
         0
     };
-    let refused = container.entitlement.obstacle() == Some(Obstacle::SingleCores);
-    if owned >= wanted && !refused {
+    let forbidden = container.entitlement.obstacle() == Some(Obstacle::SingleCores);
+    if owned >= wanted && !forbidden && container.refused.is_none() {
         return None;
     }
     let PlannedContainer {
@@ -366,13 +417,15 @@ fn too_few(container: &PlannedContainer) -> Option<TooFew> {
         container: name,
         entitlement,
         note,
+        refused,
         ..
     } = container;
     let reason = note.as_deref().unwrap_or(entitlement.reason());
-    let why = match (refused, owned) {
-        (true, _) => format!("gets no exclusive CPUs: {reason}"),
-        (false, 0) => format!("is entitled to {} and {reason}", cpu_count(wanted)),
-        (false, _) => format!(
+    let why = match (wanted, owned, refused) {
+        (0, _, Some(refused)) => format!("would be refused: {refused}"),
+        (0, _, None) => format!("gets no exclusive CPUs: {reason}"),
+        (_, 0, _) => format!("is entitled to {} and {reason}", cpu_count(wanted)),
+        _ => format!(
             "is entitled to {}, gets {owned}, and {reason}",
             cpu_count(wanted)
         ),
@@ -462,9 +515,11 @@ pub(super) fn in_table(planned: &Planned) -> Vec<String> {
         "reserved {}, shared {}",
         planned.reserved, planned.shared
     ));
-    lines.push(format!("capacity: {}", planned.finding.sentence));
-    let remedy = planned.finding.remedy.iter();
-    lines.extend(remedy.map(|remedy| format!("  → {remedy}")));
+    if let Some(finding) = &planned.finding {
+        lines.push(format!("capacity: {}", finding.sentence));
+        let remedy = finding.remedy.iter();
+        lines.extend(remedy.map(|remedy| format!("  → {remedy}")));
+    }
     let too_few = planned.too_few.iter();
     lines.extend(too_few.map(|one| {
         let TooFew {

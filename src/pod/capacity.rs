@@ -13,12 +13,14 @@ use crate::cpu::{Cores, CpuSet, SharedMinimum, cpu_count};
 #[derive(Debug, Clone, Copy)]
 pub struct CapacityInput<'a> {
     pub online: &'a CpuSet,
-    /// The online CPUs that the pods' cgroups offer, of which a share must stay.
-    pub offered: &'a CpuSet,
-    /// Those of them that pods can use: not the lost ones, and not those of owners that nobody knows.
-    pub available: &'a CpuSet,
+    /// The online CPUs that the pods' top cgroups do not offer.
+    pub withheld: &'a CpuSet,
+    /// The online CPUs that no cgroup can use until the next boot.
+    pub lost: &'a CpuSet,
     /// CPUs that are never exclusive. Some of them may be offline.
     pub reserved: &'a CpuSet,
+    /// CPUs isolated at boot, over which the kernel balances no load.
+    pub isolated: &'a CpuSet,
     /// The online CPUs of each core.
     pub cores: &'a [CpuSet],
     /// How containers without a preference of their own divide cores.
@@ -46,8 +48,11 @@ pub struct Capacity {
     pub idle: usize,
     /// How many free CPUs are on cores that others own in part, on a node whose containers share no core by default.
     pub fragments: usize,
-    /// The most CPUs that containers can own together: those that have some now, and further ones without a preference.
+    /// The most CPUs that containers without a preference can own together on the node without its pods. What the kubelet should
+    /// reserve follows from this number, because it must not change with the pods that run.
     pub assignable: usize,
+    /// The same with the pods that have CPUs now: theirs, and those that further containers without a preference can get.
+    pub assignable_now: usize,
     /// The most CPUs that containers with `pinfold.io/cores: single` can own together; `None` if the node's cores have one CPU
     /// each, or if pods may not ask for that.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -55,9 +60,15 @@ pub struct Capacity {
     /// The online CPUs, which the kubelet counts.
     #[serde(skip)]
     online: usize,
-    /// The CPUs to name in the kubelet's `reservedSystemCPUs`.
+    /// How containers divide cores; [`Cores::Preferred`] where the cores have one CPU each.
     #[serde(skip)]
-    system_cpus: CpuSet,
+    preference: Cores,
+    /// The CPUs to name in the kubelet's `reservedSystemCPUs`; `None` if Pinfold could not reserve the same and give as many.
+    #[serde(skip)]
+    system_cpus: Option<CpuSet>,
+    /// Whether other settings would let the node give CPUs.
+    #[serde(skip)]
+    gives_with_less: bool,
 }
 
 /// The CPUs that the scheduler counts on a node.
@@ -94,7 +105,8 @@ pub struct CapacityFinding {
     pub promises_too_much: Option<bool>,
     /// Both numbers, and what they consist of.
     pub sentence: String,
-    /// How many CPUs the kubelet must reserve; `None` where nothing needs to change, or where that would not help.
+    /// How many CPUs the kubelet must reserve; `None` where nothing needs to change, or where that would not help, as against the
+    /// idle siblings of the pods that run.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub kubelet_reserve: Option<usize>,
     /// What to set.
@@ -107,32 +119,45 @@ pub struct CapacityFinding {
 impl Capacity {
     /// How many CPUs the node can give.
     pub fn new(input: &CapacityInput<'_>) -> Self {
-        let reserved = input.reserved.intersection(input.available);
-        let free = input.available.difference(&reserved);
-        let (cpus, shared_minimum) = (
-            input.available.len(),
-            input.shared_minimum.of(input.offered.len()),
+        let (available, none) = (input.available(), CpuSet::new());
+        let (empty, now) = (
+            input.room(&none),
+            input.room(&input.owned.union(input.idle)),
         );
-        // One CPU stays shared where no reserved CPU is.
-        let shared = shared_minimum.max(usize::from(reserved.is_empty()));
-        let none = CpuSet::new();
-        let single = further(input, &free, shared, Cores::Single, &none).cpus;
-        let taken = input.owned.union(input.idle);
-        let more = further(input, &free, shared, input.preference, &taken);
+        let most = |preference| most_exclusive(input.cores, &empty.free, empty.cpus, preference);
         let has_siblings = input.cores.iter().any(|core| core.len() > 1);
-        let asked = input.single_cores && has_siblings && input.preference != Cores::Single;
-        let mut capacity = Self {
-            cpus,
-            reserved: reserved.len(),
-            shared_minimum,
-            idle: input.idle.len(),
-            fragments: more.fragments,
-            assignable: input.owned.len() + more.cpus,
-            single: asked.then_some(single),
-            online: input.online.len(),
-            system_cpus: CpuSet::new(),
+        let preference = match has_siblings {
+            true => input.preference,
+            false => Cores::Preferred,
         };
-        capacity.system_cpus = system_cpus(input, capacity.kubelet_reserve());
+        let asked = input.single_cores && has_siblings && preference != Cores::Single;
+        let more = most_exclusive(input.cores, &now.free, now.cpus, input.preference);
+        let least = CapacityInput {
+            reserved: &none,
+            shared_minimum: SharedMinimum::Cpus(0),
+            ..*input
+        };
+        let mut capacity = Self {
+            cpus: available.len(),
+            reserved: input.reserved.intersection(&available).len(),
+            shared_minimum: empty.shared,
+            idle: input.idle.len(),
+            fragments: input.fragments(&now.free),
+            assignable: most(input.preference),
+            assignable_now: input.owned.len() + more,
+            single: asked.then(|| most(Cores::Single)),
+            online: input.online.len(),
+            preference,
+            system_cpus: None,
+            gives_with_less: least.without_pods() > 0,
+        };
+        let list = system_cpus(input, &available, capacity.kubelet_reserve());
+        let same = CapacityInput {
+            reserved: &list,
+            ..*input
+        };
+        let agrees = same.without_pods() + list.len() >= capacity.online;
+        capacity.system_cpus = agrees.then_some(list);
         capacity
     }
 
@@ -168,46 +193,56 @@ impl Capacity {
         );
         // Containers own whole CPUs, so a part of a CPU promises nothing.
         let promised = usize::try_from(allocatable.millicores / 1000).unwrap_or(usize::MAX);
-        let too_much = promised > self.assignable;
+        let by_kubelet = promised > self.assignable;
+        let too_much = by_kubelet || promised > self.assignable_now;
         let sentence = if too_much {
-            format!(
-                "{counts}, but {given}: pods that are sent here for the others run on shared ones"
-            )
+            format!("{counts}, but {given}: pods beyond that stay on shared CPUs")
         } else if promised == 0 {
             format!("{counts}, so it sends no pod that requests a whole CPU; {given}")
         } else {
             format!("{counts}, and {given}")
         };
+        let remedy = || match by_kubelet {
+            true => self.remedy(allocatable),
+            false => self.remedy_for_pods(),
+        };
         CapacityFinding {
             promises_too_much: Some(too_much),
             sentence,
-            kubelet_reserve: (too_much && self.assignable > 0).then(|| self.kubelet_reserve()),
-            remedy: too_much.then(|| self.remedy(allocatable)),
+            kubelet_reserve: (by_kubelet && self.assignable > 0).then(|| self.kubelet_reserve()),
+            remedy: too_much.then(remedy),
         }
     }
 
     fn remedy(&self, allocatable: &Allocatable) -> String {
         if self.assignable == 0 {
-            return "reserve fewer CPUs for Pinfold (reserved, sharedMinimum), or keep training pods off this node".to_owned();
+            return self.remedy_without_any();
         }
         let reserve = self.kubelet_reserve();
-        let online = u64::try_from(self.online)
-            .unwrap_or(u64::MAX)
-            .saturating_mul(1000);
-        let counted = allocatable.capacity.unwrap_or(online);
-        // Whole cores may be more than is needed.
-        let count = self.system_cpus.len();
-        let more = match count > reserve {
-            true => format!(" ({})", cpu_count(count)),
-            false => String::new(),
-        };
-        let list = format!("reservedSystemCPUs: \"{}\"{more}", self.system_cpus);
-        let how = match allocatable.source {
-            AllocatableSource::ReservedSystemCpus => list,
-            _ => format!(
-                "kubeReserved and systemReserved together, for example systemReserved: {{cpu: \"{reserve}\"}} without a cpu in \
-                 kubeReserved, or {list}, which replaces both"
+        let thousands = |cpus| u64::try_from(cpus).unwrap_or(u64::MAX).saturating_mul(1000);
+        let counted = allocatable.capacity.unwrap_or(thousands(self.online));
+        let amount = format_cpu(thousands(reserve).saturating_sub(500));
+        let amounts =
+            format!("systemReserved: {{cpu: \"{amount}\"}} without a cpu in kubeReserved");
+        let half = "half a CPU less, for what DaemonSets request";
+        let list = self.system_cpus.as_ref().map(|cpus| {
+            // Whole cores may be more than is needed.
+            let more = match cpus.len() > reserve {
+                true => format!(" (whole cores, so {})", cpu_count(cpus.len())),
+                false => String::new(),
+            };
+            format!("reservedSystemCPUs: \"{cpus}\"{more}")
+        });
+        let has_list = allocatable.source == AllocatableSource::ReservedSystemCpus;
+        let how = match (list, has_list) {
+            (Some(list), true) => list,
+            (Some(list), false) => format!(
+                "kubeReserved and systemReserved together, for example {amounts} ({half}), or {list} in place of both amounts"
             ),
+            (None, true) => format!("{amounts} and without reservedSystemCPUs ({half})"),
+            (None, false) => {
+                format!("kubeReserved and systemReserved together, for example {amounts} ({half})")
+            }
         };
         format!(
             "let the kubelet reserve {} in place of {}: {how}; then restart it on the drained node",
@@ -216,34 +251,154 @@ impl Capacity {
         )
     }
 
+    /// What helps on a node that can give no CPU at all.
+    fn remedy_without_any(&self) -> String {
+        let what = if self.cpus < self.online {
+            let cpus = cpu_count(self.online - self.cpus);
+            format!(
+                "{cpus} of the node can't be used by pods: pinfold doctor says why, and what to do"
+            )
+        } else if self.gives_with_less {
+            "reserve fewer CPUs for Pinfold (reserved, sharedMinimum)".to_owned()
+        } else {
+            "this node has too few CPUs".to_owned()
+        };
+        format!("{what}; or keep training pods off this node")
+    }
+
+    /// What helps where the pods that have CPUs leave too few to others, which no setting of the kubelet can know.
+    fn remedy_for_pods(&self) -> String {
+        let how = match self.idle {
+            0 => {
+                "let the pods that own a part of a core ask for whole cores (pinfold.io/cores: whole)"
+            }
+            _ => {
+                "set cpus.cores: single if all pods here want idle siblings, or forbid them with policy.singleCores: false"
+            }
+        };
+        format!(
+            "reserve no more for that in the kubelet, because it changes with the pods: {how}, or limit such pods for each node with \
+             a topology spread constraint"
+        )
+    }
+
     /// How many CPUs can be given, and why not the others.
     pub fn in_words(&self) -> String {
         let mut parts = Vec::new();
-        if self.reserved > 0 {
-            parts.push(format!("{} reserved", self.reserved));
+        let (reserved, shared) = (self.reserved, self.shared_minimum);
+        if shared > reserved {
+            let verb = if shared == 1 { "stays" } else { "stay" };
+            parts.push(format!("at least {shared} {verb} shared"));
         }
-        if self.shared_minimum > self.reserved {
-            parts.push(format!("at least {} shared", self.shared_minimum));
+        match reserved {
+            0 => {}
+            _ if shared > reserved => parts.push(format!("{reserved} of them reserved")),
+            _ => parts.push(format!("{reserved} reserved")),
         }
-        if self.idle > 0 {
-            let plural = if self.idle == 1 { "" } else { "s" };
-            parts.push(format!("{} idle sibling{plural}", self.idle));
-        }
-        if self.fragments > 0 {
-            parts.push(format!("{} on partly owned cores", self.fragments));
+        match self.preference {
+            Cores::Preferred => {}
+            Cores::Whole => parts.push("only whole cores".to_owned()),
+            Cores::Single => parts.push("one CPU of each core".to_owned()),
         }
         let parts = match parts.is_empty() {
             true => String::new(),
             false => format!(" ({})", parts.join(", ")),
         };
-        let single = self.single.map_or_else(String::new, |single| {
+        let single = self.single.filter(|_| self.assignable > 0);
+        let single = single.map_or_else(String::new, |single| {
             format!(", or {single} with pinfold.io/cores: single")
         });
         format!(
-            "{} of {} can be exclusive{parts}{single}",
+            "{} of {} can be exclusive{parts}{single}{}",
             self.assignable,
-            cpu_count(self.cpus)
+            cpu_count(self.cpus),
+            self.now_in_words()
         )
+    }
+
+    /// How many CPUs can be given with the pods that have some, if these leave fewer than an empty node has.
+    fn now_in_words(&self) -> String {
+        if self.assignable_now >= self.assignable {
+            return String::new();
+        }
+        let plural = if self.idle == 1 { "" } else { "s" };
+        let idle = (self.idle > 0).then(|| format!("{} idle sibling{plural}", self.idle));
+        let fragments = self.fragments;
+        let fragments =
+            (fragments > 0).then(|| format!("{} on partly owned cores", cpu_count(fragments)));
+        let causes: Vec<String> = idle.into_iter().chain(fragments).collect();
+        let causes = match causes.is_empty() {
+            true => String::new(),
+            false => format!(", because of {}", causes.join(" and ")),
+        };
+        format!("; with the pods here, {}{causes}", self.assignable_now)
+    }
+}
+
+// === impl CapacityInput ===
+
+/// The CPUs that further containers may own.
+struct Room {
+    free: CpuSet,
+    /// How many of these may be taken, with idle siblings.
+    cpus: usize,
+    /// How many CPUs must stay shared.
+    shared: usize,
+}
+
+impl CapacityInput<'_> {
+    /// The CPUs that pods can use.
+    fn available(&self) -> CpuSet {
+        self.online.difference(self.withheld).difference(self.lost)
+    }
+
+    /// The CPUs over which the kernel balances load: all of them if all are isolated, as in [`Topology::balanced`].
+    ///
+    /// [`Topology::balanced`]: crate::cpu::Topology::balanced
+    fn balanced(&self) -> CpuSet {
+        let balanced = self.online.difference(self.isolated);
+        if balanced.is_empty() {
+            return self.online.clone();
+        }
+        balanced
+    }
+
+    /// What is left to give where the CPUs in `taken` are owned or idle.
+    fn room(&self, taken: &CpuSet) -> Room {
+        let available = self.available();
+        let left = available.difference(taken);
+        let reserved = self.reserved.intersection(&left);
+        let mut free = left.difference(&reserved);
+        let last = last_shared(&free, &reserved, &self.balanced());
+        if let Some(last) = last {
+            free.remove(last);
+        }
+        // The share is one of all that is on offer, as at each assignment.
+        let offered = self.online.difference(self.withheld).len();
+        let minimum = self.shared_minimum.of(offered);
+        let kept = reserved.len() + usize::from(last.is_some());
+        Room {
+            cpus: left.len().saturating_sub(minimum),
+            shared: stay_shared(offered, kept, self.shared_minimum),
+            free,
+        }
+    }
+
+    /// How many CPUs containers without a preference can own together on the node without pods.
+    fn without_pods(&self) -> usize {
+        let Room { free, cpus, .. } = self.room(&CpuSet::new());
+        most_exclusive(self.cores, &free, cpus, self.preference)
+    }
+
+    /// How many CPUs of `free` are on cores that others own in part, if containers share no core.
+    fn fragments(&self, free: &CpuSet) -> usize {
+        if self.preference == Cores::Preferred {
+            return 0;
+        }
+        let taken = self.owned.union(self.idle);
+        let broken = |core: &&CpuSet| !core.is_disjoint(&taken);
+        let fragments = self.cores.iter().filter(broken);
+        fragments.map(|core| core.intersection(free).len()).sum()
     }
 }
 
@@ -261,63 +416,46 @@ impl AllocatableSource {
     }
 }
 
-/// CPUs for further containers.
-struct Further {
-    /// How many can be given.
-    cpus: usize,
-    /// How many are free, but on cores of which others own a part.
-    fragments: usize,
+/// How many CPUs of a node stay shared, where pods can use `cpus` and Pinfold reserves `reserved` of them.
+pub fn stay_shared(cpus: usize, reserved: usize, minimum: SharedMinimum) -> usize {
+    minimum.of(cpus).max(reserved)
 }
 
-/// How many CPUs further containers can get, where `shared` CPUs must stay and those in `taken` are owned or idle.
-fn further(
-    input: &CapacityInput<'_>,
-    free: &CpuSet,
-    shared: usize,
-    preference: Cores,
-    taken: &CpuSet,
-) -> Further {
-    let free = free.difference(taken);
-    let room = input
-        .available
-        .difference(taken)
-        .len()
-        .saturating_sub(shared);
-    if preference == Cores::Preferred {
-        return Further {
-            cpus: free.len().min(room),
-            fragments: 0,
-        };
+/// The CPU of `free` that stays shared because no reserved CPU is, or because the kernel balances load on none of the `reserved` CPUs
+/// that are shared.
+pub fn last_shared(free: &CpuSet, reserved: &CpuSet, balanced: &CpuSet) -> Option<u32> {
+    if !reserved.is_disjoint(balanced) {
+        return None;
     }
-    let whole = input.cores.iter().filter(|core| core.is_subset(&free));
+    let any = || free.first().filter(|_| reserved.is_empty());
+    free.intersection(balanced).first().or_else(any)
+}
+
+/// The most CPUs that containers can get together out of `free` if `room` CPUs may be taken, idle siblings included.
+pub fn most_exclusive(cores: &[CpuSet], free: &CpuSet, room: usize, preference: Cores) -> usize {
+    if preference == Cores::Preferred {
+        return free.len().min(room);
+    }
+    let whole = cores.iter().filter(|core| core.is_subset(free));
     let mut sizes: Vec<usize> = whole.map(CpuSet::len).filter(|size| *size > 0).collect();
     sizes.sort_unstable();
-    let cpus = match preference {
-        Cores::Single => most(sizes.iter(), room).0,
-        _ => most(sizes.iter().rev(), room).1,
+    let mut left = room;
+    let mut fits = |size: &usize| {
+        let rest = left.checked_sub(*size);
+        left = rest.unwrap_or(left);
+        rest.is_some()
     };
-    let broken = |core: &&CpuSet| !core.is_disjoint(taken);
-    let fragments = input.cores.iter().filter(broken);
-    let fragments = fragments.map(|core| core.intersection(&free).len()).sum();
-    Further { cpus, fragments }
-}
-
-/// How many of the cores fit, in this order, and how many CPUs they have.
-fn most<'a>(sizes: impl Iterator<Item = &'a usize>, room: usize) -> (usize, usize) {
-    sizes.fold((0, 0), |(cores, cpus), size| {
-        if cpus + size <= room {
-            (cores + 1, cpus + size)
-        } else {
-            (cores, cpus)
-        }
-    })
+    match preference {
+        Cores::Single => sizes.into_iter().filter(fits).count(),
+        _ => sizes.into_iter().rev().filter(|size| fits(size)).sum(),
+    }
 }
 
 /// At least `count` online CPUs for the kubelet to reserve: Pinfold's reserved ones, those that pods can't use anyway, and then the
 /// lowest cores.
-fn system_cpus(input: &CapacityInput<'_>, count: usize) -> CpuSet {
+fn system_cpus(input: &CapacityInput<'_>, available: &CpuSet, count: usize) -> CpuSet {
     let reserved = input.reserved.intersection(input.online);
-    let mut cpus = reserved.union(&input.online.difference(input.available));
+    let mut cpus = reserved.union(&input.online.difference(available));
     for core in input.cores {
         if cpus.len() >= count {
             break;

@@ -246,8 +246,8 @@ fn decide(
     if !policy.single_cores && wants_single_cores(pod) {
         let (annotation, value) = SINGLE_CORES;
         let reason = format!(
-            "annotation {annotation}={value} is not allowed on this node (policy.singleCores is false), because the idle siblings \
-             would be missing to other pods; remove it, or ask for whole cores ({annotation}=whole)"
+            "annotation {annotation}={value} is not allowed on this node (policy.singleCores is false): remove it, or ask for whole \
+             cores ({annotation}=whole)"
         );
         return obstructed(Obstacle::SingleCores, reason);
     }

@@ -60,7 +60,10 @@ mod unread;
 mod variables;
 mod verdict;
 
-pub use capacity::{Allocatable, AllocatableSource, Capacity, CapacityFinding, CapacityInput};
+pub use capacity::{
+    Allocatable, AllocatableSource, Capacity, CapacityFinding, CapacityInput, last_shared,
+    most_exclusive, stay_shared,
+};
 pub use container_cpus::{ContainerCpus, ContainerWish};
 pub use cpu_preferences::{Balancing, CpuPreferences, MemoryPolicy, cpu_preferences};
 pub use description::{Container, ContainerIds, ContainerKind, EnvSource, Pod, Qos, Resources};

@@ -253,9 +253,10 @@ pub(crate) fn page() -> Page {
     agent.write(&mut page);
     let capacity = Capacity::new(&CapacityInput {
         online: &snapshot.online,
-        offered: &snapshot.online,
-        available: &snapshot.online,
+        withheld: &CpuSet::new(),
+        lost: &CpuSet::new(),
         reserved: &snapshot.reserved,
+        isolated: &CpuSet::new(),
         cores: &snapshot.layout.cores,
         preference: Cores::Preferred,
         single_cores: true,

@@ -208,16 +208,16 @@ fn a_task_without_enough_exclusive_cpus_has_a_reason() {
     let scenes = scenes.to_str().unwrap();
     let case = [scenes, "--scene", "2", "--case", "1", "--count", "2"];
     let simulated = |more: &[&str]| printed(&[&case[..], more].concat());
-    let (code, out, error) = simulated(&["--cpu", "10"]);
+    let (code, out, error) = simulated(&["--cpu", "11"]);
     assert_eq!((code, error.as_str()), (Some(1), ""), "{out}");
     assert!(
         out.ends_with(
-            "0 pending\ntoo few exclusive CPUs: worker 9 is entitled to 1, and node-1 has 0 left: it can give 9 of its 10, and the \
+            "0 pending\ntoo few exclusive CPUs: worker 9 is entitled to 1, and node-1 has 0 left: it can give 9 of its 11, and the \
              job's other tasks there own 9\n"
         ),
         "{out}"
     );
-    let (_, out, _) = simulated(&["--cpu", "10", "-o", "json"]);
+    let (_, out, _) = simulated(&["--cpu", "11", "-o", "json"]);
     let answer: Value = serde_json::from_str(&out).unwrap();
     let too_few = answer["tooFewCpus"].as_array().unwrap();
     assert_eq!(
@@ -226,11 +226,17 @@ fn a_task_without_enough_exclusive_cpus_has_a_reason() {
         "{answer}"
     );
     for (more, code) in [
-        (&["--cpu", "11"][..], 0),
-        (&["--cpu", "10", "--reserved", "0"], 0),
-        (&["--cpu", "11", "--reserved", "2"], 1),
-        (&["--cpu", "11", "--shared-minimum", "20%"], 1),
-        (&["--cpu", "11", "--shared-minimum", "1"], 0),
+        // The default is a core with two threads.
+        (&["--cpu", "12"][..], 0),
+        (&["--cpu", "11", "--reserved", "1"], 0),
+        (&["--cpu", "12", "--reserved", "3"], 1),
+        (&["--cpu", "12", "--shared-minimum", "25%"], 1),
+        (&["--cpu", "12", "--shared-minimum", "2"], 0),
+        // The kubelet has taken its reserve already, or chooses the CPUs.
+        (
+            &["--cpu", "10", "--reserved", "0", "--shared-minimum", "0"],
+            0,
+        ),
         // How many CPUs the nodes have is unknown.
         (&[], 0),
         (&["--cpu", "11", "--shared-minimum", "x"], 2),
@@ -279,7 +285,7 @@ fn as_people_and_programs_see_it() {
     let scenes = here("deploy/examples/scenes.yaml");
     let scenes = scenes.to_str().unwrap();
     let (code, out, error) = printed(&[
-        scenes, "--scene", "2", "--case", "2", "--count", "9", "--cpu", "11", "--memory", "64Gi",
+        scenes, "--scene", "2", "--case", "2", "--count", "9", "--cpu", "12", "--memory", "64Gi",
     ]);
     assert_eq!((code, error.as_str()), (Some(1), ""));
     let words: Vec<&str> = out.lines().nth(1).unwrap().split_whitespace().collect();

@@ -15,6 +15,7 @@ use crate::cpu::SharedMinimum;
 use crate::experiment::{
     AMOUNTS, JobTask, Simulation, claimed, invented, settle, simulate, too_few_cpus,
 };
+use crate::pod::stay_shared;
 use crate::scene::{Amount, Slots, slots};
 use crate::text::counted;
 use crate::text::values::whole;
@@ -50,9 +51,10 @@ pub(super) struct SimulateArgs {
     /// Allocatable memory of each invented node [default: not checked]
     #[arg(long, value_name = "BYTES", requires = "count")]
     memory: Option<String>,
-    /// How many CPUs the agent of each node reserves: the threads of a core. Write 0 where the kubelet has taken as many out of
-    /// allocatable already, and the Node doesn't say so.
-    #[arg(long, value_name = "CPUS", default_value = "1", value_parser = whole::<u64>(0..=u64::MAX))]
+    /// How many CPUs the agent of each node reserves: the threads of a core, so 1 on nodes with one thread per core. Write 0, and
+    /// --shared-minimum 0, where nothing is to be subtracted: where the kubelet chooses the exclusive CPUs, and where --cpu or
+    /// the Node says only what the kubelet's reserve leaves.
+    #[arg(long, value_name = "CPUS", default_value = "2", value_parser = whole::<u64>(0..=u64::MAX))]
     reserved: u64,
     /// CPUs that exclusive assignments leave to everybody else on each node, reserved ones included: a number, or a share
     #[arg(long, value_name = "MINIMUM", default_value_t)]
@@ -121,11 +123,9 @@ impl SimulateArgs {
 
     /// How many CPUs of a node are for everybody else.
     fn kept(&self, cpus: u64) -> u64 {
-        let minimum = self
-            .shared_minimum
-            .of(usize::try_from(cpus).unwrap_or(usize::MAX));
-        self.reserved
-            .max(u64::try_from(minimum).unwrap_or(u64::MAX))
+        let [cpus, reserved] =
+            [cpus, self.reserved].map(|count| usize::try_from(count).unwrap_or(usize::MAX));
+        u64::try_from(stay_shared(cpus, reserved, self.shared_minimum)).unwrap_or(u64::MAX)
     }
 }
 

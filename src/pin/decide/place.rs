@@ -9,6 +9,7 @@ use super::shortfall::{Shortfall, shortfall};
 use super::shrink::WaitingShrinks;
 use crate::cpu::{CoreKinds, Cores, CpuSet, Owner, Placement, PlacementRefusal, Request};
 use crate::pin::{Ledger, PodAssignment};
+use crate::pod::{last_shared, most_exclusive};
 
 /// Assignments in progress.
 pub(super) struct PlacementPass<'a> {
@@ -73,11 +74,8 @@ impl<'a> PlacementPass<'a> {
         let reserved = self.inputs.context.reserved.difference(&owned);
         let shared = reserved.intersection(&self.available);
         let balanced = self.inputs.context.topology.balanced();
-        if shared.is_disjoint(&balanced) {
-            let any = || free.first().filter(|_| shared.is_empty());
-            if let Some(last) = free.intersection(&balanced).first().or_else(any) {
-                free.remove(last);
-            }
+        if let Some(last) = last_shared(&free, &shared, &balanced) {
+            free.remove(last);
         }
         free
     }
@@ -99,18 +97,23 @@ impl<'a> PlacementPass<'a> {
         if left >= minimum {
             return Ok(());
         }
-        Err(Shortfall::SharedMinimum {
-            cpus,
-            idle,
-            left,
-            minimum,
-            configured: self.inputs.context.shared_minimum,
-        })
+        Err(self.too_few_shared(cpus, idle))
     }
 
-    /// Whether enough CPUs would be left to everybody else if the request got as few CPUs as it can.
-    fn may_fit(&self, request: &Request) -> bool {
+    fn too_few_shared(&self, cpus: usize, idle: usize) -> Shortfall {
         let (shared, minimum) = self.shared();
+        Shortfall::SharedMinimum {
+            cpus,
+            idle,
+            left: shared.saturating_sub(cpus.saturating_add(idle)),
+            minimum,
+            configured: self.inputs.context.shared_minimum,
+            possible: 0,
+        }
+    }
+
+    /// How many CPUs the request takes at least, with the siblings that it keeps idle.
+    fn least_taken(&self, request: &Request) -> usize {
         let taken = match request.cores {
             Cores::Single => {
                 let cores = self.inputs.context.topology.cores();
@@ -120,7 +123,21 @@ impl<'a> PlacementPass<'a> {
             }
             Cores::Preferred | Cores::Whole => request.cpus,
         };
-        taken.max(request.cpus).saturating_add(minimum) <= shared
+        taken.max(request.cpus)
+    }
+
+    /// Whether enough CPUs would be left to everybody else if the request got as few CPUs as it can.
+    fn may_fit(&self, request: &Request) -> bool {
+        let (shared, minimum) = self.shared();
+        self.least_taken(request).saturating_add(minimum) <= shared
+    }
+
+    /// How many CPUs such a request could get at most, and how many without a shared minimum.
+    fn most(&self, request: &Request) -> [usize; 2] {
+        let (shared, minimum) = self.shared();
+        let (cores, free) = (self.inputs.context.topology.cores(), self.free());
+        [shared.saturating_sub(minimum), usize::MAX]
+            .map(|room| most_exclusive(&cores, &free, room, request.cores))
     }
 
     fn withheld(&self) -> CpuSet {
@@ -296,9 +313,30 @@ impl<'a> PlacementPass<'a> {
         missing: usize,
         together: Option<&CpuSet>,
     ) -> Result<Placement, Shortfall> {
-        let placement = self.choose(pod, own, missing, together)?;
-        self.check_shared(&placement)?;
-        Ok(placement)
+        let place = |cpus| -> Result<Placement, Shortfall> {
+            let placement = self.choose(pod, own, cpus, together)?;
+            self.check_shared(&placement)?;
+            Ok(placement)
+        };
+        let mut shortfall = match place(missing) {
+            Err(shortfall) => shortfall,
+            placed => return placed,
+        };
+        let request = pod.preferences.request(missing, &self.near(pod));
+        let [most, without_minimum] = self.most(&request);
+        // Where the minimum allows fewer CPUs than are free, it is the reason, whatever the placer lacks.
+        if most < missing.min(without_minimum) && matches!(shortfall, Shortfall::Placement(_)) {
+            let idle = self.least_taken(&request).saturating_sub(missing);
+            shortfall = self.too_few_shared(missing, idle);
+        }
+        if let Shortfall::SharedMinimum { possible, .. } = &mut shortfall
+            && most > 0
+            && most < missing
+            && place(most).is_ok()
+        {
+            *possible = most;
+        }
+        Err(shortfall)
     }
 
     fn choose(

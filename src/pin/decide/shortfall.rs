@@ -10,9 +10,10 @@ pub(super) enum Shortfall {
     Placement(#[from] PlacementRefusal),
     /// Too few CPUs would be left to everybody else.
     #[error(
-        "{}{} would leave {left} to everybody else, and at least {minimum} must stay shared (sharedMinimum is {configured})",
+        "{}{} would leave {left} to everybody else, and at least {minimum} must stay shared (sharedMinimum is {configured}){}",
         cpu_count(*.cpus),
-        with_idle(*.idle)
+        with_idle(*.idle),
+        possible_cpus(*.possible)
     )]
     SharedMinimum {
         cpus: usize,
@@ -21,6 +22,8 @@ pub(super) enum Shortfall {
         left: usize,
         minimum: usize,
         configured: SharedMinimum,
+        /// How many CPUs could be given instead; 0 if none, or if that is unknown.
+        possible: usize,
     },
 }
 
@@ -29,6 +32,13 @@ fn with_idle(siblings: usize) -> String {
         0 => String::new(),
         1 => " and an idle sibling".to_owned(),
         siblings => format!(" and {siblings} idle siblings"),
+    }
+}
+
+fn possible_cpus(cpus: usize) -> String {
+    match cpus {
+        0 => String::new(),
+        cpus => format!("; {} can be given", cpu_count(cpus)),
     }
 }
 

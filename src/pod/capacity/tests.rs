@@ -4,7 +4,7 @@ use crate::cpu::{Numbering, Shape, Topology, TopologyFacts};
 /// A machine of one socket, its reserved core, and the node's settings.
 struct TestNode {
     topology: Topology,
-    available: CpuSet,
+    withheld: CpuSet,
     reserved: CpuSet,
     preference: Cores,
     minimum: SharedMinimum,
@@ -26,7 +26,7 @@ fn node(cores: u32, threads: u32) -> TestNode {
 
 fn on(topology: Topology) -> TestNode {
     TestNode {
-        available: topology.online.clone(),
+        withheld: CpuSet::new(),
         reserved: topology.core_of(topology.online.first().unwrap_or_default()),
         topology,
         preference: Cores::Preferred,
@@ -40,9 +40,10 @@ impl TestNode {
     fn capacity(&self) -> Capacity {
         Capacity::new(&CapacityInput {
             online: &self.topology.online,
-            offered: &self.topology.online,
-            available: &self.available,
+            withheld: &self.withheld,
+            lost: &CpuSet::new(),
             reserved: &self.reserved,
+            isolated: &self.topology.isolated,
             cores: &self.topology.cores(),
             preference: self.preference,
             single_cores: true,
@@ -53,11 +54,15 @@ impl TestNode {
     }
 
     fn reserving(&self, millicores: u64) -> CapacityFinding {
+        self.reserving_in(millicores, AllocatableSource::Node)
+    }
+
+    fn reserving_in(&self, millicores: u64, source: AllocatableSource) -> CapacityFinding {
         let online = u64::try_from(self.topology.online.len()).unwrap() * 1000;
         self.capacity().compare(Some(&Allocatable {
             millicores: online.saturating_sub(millicores),
             capacity: Some(online),
-            source: AllocatableSource::Node,
+            source,
         }))
     }
 }
@@ -92,7 +97,15 @@ fn a_node_that_divides_no_core_gives_fewer_cpus() {
     machine.preference = Cores::Single;
     let capacity = machine.capacity();
     assert_eq!((capacity.assignable, capacity.single), (30, None));
-    assert_eq!(machine.reserving(0).kubelet_reserve, Some(34));
+    let finding = machine.reserving(0);
+    assert_eq!(finding.kubelet_reserve, Some(34));
+    assert!(
+        finding
+            .sentence
+            .contains("2 of them reserved, one CPU of each core)"),
+        "{}",
+        finding.sentence
+    );
 }
 
 #[test]
@@ -112,7 +125,7 @@ fn offline_siblings_make_a_core_smaller() {
 #[test]
 fn withheld_and_idle_cpus_are_not_given() {
     let mut machine = node(8, 2);
-    machine.available = "0-7".parse().unwrap();
+    machine.withheld = "8-15".parse().unwrap();
     assert_eq!(
         (machine.capacity().cpus, machine.capacity().assignable),
         (8, 6)
@@ -120,26 +133,68 @@ fn withheld_and_idle_cpus_are_not_given() {
     // The kubelet counts the withheld CPUs, too.
     assert_eq!(machine.reserving(2000).kubelet_reserve, Some(10));
     // No reserved CPU is on offer, so another CPU stays shared.
-    machine.available = "8-15".parse().unwrap();
+    machine.withheld = "0-7".parse().unwrap();
     assert_eq!(
         (machine.capacity().reserved, machine.capacity().assignable),
         (0, 7)
     );
-    machine.available = CpuSet::new();
+    machine.withheld = machine.topology.online.clone();
     assert_eq!(machine.capacity().assignable, 0);
     let mut machine = node(8, 2);
     (machine.owned, machine.idle) = ("2,4,6".parse().unwrap(), "3,5,7".parse().unwrap());
-    assert_eq!(machine.capacity().assignable, 11);
-    let finding = machine.reserving(2000);
-    assert_eq!(finding.kubelet_reserve, Some(5));
+    let capacity = machine.capacity();
+    assert_eq!((capacity.assignable, capacity.assignable_now), (14, 11));
+    // What containers own now counts, even if they would not get it now.
+    (machine.owned, machine.idle) = ("0-15".parse().unwrap(), CpuSet::new());
+    assert_eq!(machine.capacity().assignable_now, 16);
+}
+
+/// The kubelet's reserve must not follow the pods that run: after their end, nobody could use what it took.
+#[test]
+fn the_reserve_does_not_change_with_the_pods_that_run() {
+    let mut machine = node(32, 2);
+    machine.owned = (2..32).map(|core| 2 * core).collect();
+    machine.idle = (2..32).map(|core| 2 * core + 1).collect();
+    assert_eq!(machine.capacity().assignable_now, 31);
+    assert_eq!(machine.reserving(0).kubelet_reserve, Some(3));
+    // With that reserve, only the pods are to blame.
+    let finding = machine.reserving(3000);
+    assert_eq!(
+        (finding.promises_too_much, finding.kubelet_reserve),
+        (Some(true), None)
+    );
     assert!(
-        finding.sentence.contains("3 idle siblings"),
+        finding
+            .sentence
+            .contains("; with the pods here, 31, because of 30 idle siblings: pods beyond that"),
         "{}",
         finding.sentence
     );
-    // What containers own now counts, even if they would not get it now.
-    (machine.owned, machine.idle) = ("0-15".parse().unwrap(), CpuSet::new());
-    assert_eq!(machine.capacity().assignable, 16);
+    let remedy = finding.remedy.unwrap();
+    for part in [
+        "reserve no more for that",
+        "cpus.cores: single",
+        "policy.singleCores: false",
+        "topology spread constraint",
+    ] {
+        assert!(remedy.contains(part), "{remedy}");
+    }
+    assert_eq!(machine.reserving(33_000).promises_too_much, Some(false));
+    // Parts of cores, on a node that gives whole ones.
+    let mut machine = node(8, 2);
+    machine.preference = Cores::Whole;
+    machine.owned = "2,4,6".parse().unwrap();
+    let finding = machine.reserving(2000);
+    let remedy = finding.remedy.unwrap();
+    assert!(
+        finding
+            .sentence
+            .contains("because of 3 CPUs on partly owned cores")
+            && remedy.contains("pinfold.io/cores: whole")
+            && finding.kubelet_reserve.is_none(),
+        "{} {remedy}",
+        finding.sentence
+    );
 }
 
 /// Containers on parts of cores leave siblings that a node which gives only whole cores can't use.
@@ -155,12 +210,13 @@ fn fragments_count_where_cores_are_not_shared() {
         machine.preference = preference;
         let capacity = machine.capacity();
         assert_eq!(
-            (capacity.assignable, capacity.fragments),
+            (capacity.assignable_now, capacity.fragments),
             (assignable, fragments)
         );
     }
+    machine.preference = Cores::Whole;
     let words = machine.capacity().in_words();
-    assert!(words.contains("2 on partly owned cores"), "{words}");
+    assert!(words.contains("2 CPUs on partly owned cores"), "{words}");
 }
 
 /// With what the remedy says, the same node has nothing to complain about.
@@ -181,8 +237,10 @@ fn the_named_reserve_makes_both_numbers_agree() {
                     continue;
                 };
                 let reserve = u64::try_from(reserve).unwrap() * 1000;
-                let after = machine.reserving(reserve);
-                assert_eq!((after.promises_too_much, after.remedy), (Some(false), None));
+                for reserve in [reserve, reserve - 500, reserve - 900] {
+                    let after = machine.reserving(reserve);
+                    assert_eq!((after.promises_too_much, after.remedy), (Some(false), None));
+                }
                 let less = machine.reserving(reserve - 1000);
                 assert_eq!(
                     less.promises_too_much,
@@ -199,13 +257,14 @@ fn the_finding_names_both_numbers_and_what_to_set() {
     let finding = node(40, 1).reserving(0);
     assert_eq!(
         finding.sentence,
-        "the scheduler counts 40 CPUs (the Node's allocatable), but 38 of 40 CPUs can be exclusive (1 reserved, at least 2 \
-         shared): pods that are sent here for the others run on shared ones"
+        "the scheduler counts 40 CPUs (the Node's allocatable), but 38 of 40 CPUs can be exclusive (at least 2 stay shared, 1 of \
+         them reserved): pods beyond that stay on shared CPUs"
     );
     assert_eq!(
         finding.remedy.unwrap(),
         "let the kubelet reserve 2 CPUs in place of 0: kubeReserved and systemReserved together, for example systemReserved: \
-         {cpu: \"2\"} without a cpu in kubeReserved, or reservedSystemCPUs: \"0-1\", which replaces both; then restart it on the drained node"
+         {cpu: \"1500m\"} without a cpu in kubeReserved (half a CPU less, for what DaemonSets request), or reservedSystemCPUs: \
+         \"0-1\" in place of both amounts; then restart it on the drained node"
     );
     // A part of a CPU is no CPU that a container could own.
     let finding = node(40, 1).reserving(1100);
@@ -249,10 +308,93 @@ fn a_list_of_cpus_is_named_for_a_kubelet_that_has_one() {
     }));
     let remedy = finding.remedy.unwrap();
     assert!(
-        remedy.contains("3 CPUs in place of 2: reservedSystemCPUs: \"0-3\" (4 CPUs);"),
+        remedy.contains(
+            "3 CPUs in place of 2: reservedSystemCPUs: \"0-3\" (whole cores, so 4 CPUs);"
+        ),
         "{remedy}"
     );
     assert!(!remedy.contains("kubeReserved"), "{remedy}");
+}
+
+/// Guides say that Pinfold should reserve the CPUs in the kubelet's list. Idle siblings in it would be taken twice.
+#[test]
+fn a_list_is_named_only_if_pinfold_can_reserve_the_same() {
+    for (cores, threads) in [(2, 1), (3, 2), (10, 4), (40, 1), (32, 2), (64, 4)] {
+        for preference in [Cores::Preferred, Cores::Whole, Cores::Single] {
+            for minimum in ["0", "5%", "3", "40%"] {
+                let mut machine = node(cores, threads);
+                (machine.preference, machine.minimum) = (preference, minimum.parse().unwrap());
+                let capacity = machine.capacity();
+                let Some(list) = capacity.system_cpus else {
+                    continue;
+                };
+                machine.reserved = list.clone();
+                let reserve = u64::try_from(list.len()).unwrap() * 1000;
+                let after = machine.reserving(reserve);
+                assert_eq!(
+                    after.remedy, None,
+                    "{cores} {threads} {preference:?} {minimum}"
+                );
+            }
+        }
+    }
+    assert!(node(32, 2).capacity().system_cpus.is_some());
+    let mut machine = node(32, 2);
+    machine.preference = Cores::Single;
+    for (source, words) in [
+        (
+            AllocatableSource::Node,
+            "together, for example systemReserved: {cpu: \"33500m\"}",
+        ),
+        (
+            AllocatableSource::ReservedSystemCpus,
+            "without reservedSystemCPUs",
+        ),
+    ] {
+        let remedy = machine.reserving_in(2000, source).remedy.unwrap();
+        assert!(
+            remedy.contains(words) && !remedy.contains("reservedSystemCPUs: "),
+            "{remedy}"
+        );
+    }
+}
+
+/// Where only isolated CPUs are reserved, decisions leave another one shared.
+#[test]
+fn a_balanced_cpu_stays_shared_beside_isolated_reserved_ones() {
+    let mut machine = node(8, 1);
+    machine.topology.isolated = "1-7".parse().unwrap();
+    machine.reserved = "1".parse().unwrap();
+    let capacity = machine.capacity();
+    assert_eq!((capacity.assignable, capacity.shared_minimum), (6, 2));
+    assert_eq!(machine.reserving(1000).kubelet_reserve, Some(2));
+    // If all are isolated, none is better than another.
+    machine.topology.isolated = "0-7".parse().unwrap();
+    assert_eq!(machine.capacity().assignable, 7);
+}
+
+#[test]
+fn a_node_that_can_give_none_says_why() {
+    let remedy = |machine: &TestNode| {
+        let finding = machine.reserving(0);
+        assert_eq!(finding.kubelet_reserve, None);
+        assert!(!finding.sentence.contains("single"), "{}", finding.sentence);
+        finding.remedy.unwrap()
+    };
+    // One thread of the only core could be given.
+    let one_core = remedy(&node(1, 2));
+    assert!(one_core.contains("(reserved, sharedMinimum)"), "{one_core}");
+    let mut machine = node(4, 1);
+    machine.minimum = SharedMinimum::Cpus(4);
+    assert!(remedy(&machine).contains("(reserved, sharedMinimum)"));
+    let one_cpu = remedy(&node(1, 1));
+    assert!(one_cpu.contains("this node has too few CPUs"), "{one_cpu}");
+    machine.withheld = "1-3".parse().unwrap();
+    let withheld = remedy(&machine);
+    assert!(
+        withheld.contains("3 CPUs of the node can't be used by pods"),
+        "{withheld}"
+    );
 }
 
 /// A kubelet counts the CPUs at its start, and a user may give any number.

@@ -306,8 +306,48 @@ fn enough_cpus_stay_with_everybody_else() {
     }
     let decisions = leaving("25%", &[app("a", 13)], &none);
     let note = "stays in the shared pool: 13 CPUs would leave 3 to everybody else, and at least 4 must stay shared \
-                (sharedMinimum is 25%)";
+                (sharedMinimum is 25%); 12 CPUs can be given";
     assert_eq!(decisions.containers[0].note.as_deref(), Some(note));
+}
+
+/// The note of an only container with so many CPUs, on a machine whose CPUs 0-1 are reserved, of 16.
+fn note_of(minimum: &str, pod: Pod) -> String {
+    let decisions = leaving(minimum, &[pod], &Ledger::default());
+    decisions.containers[0].note.clone().unwrap_or_default()
+}
+
+/// A number that the note calls free is one that can be asked for.
+#[test]
+fn the_minimum_is_the_reason_wherever_it_is_what_limits() {
+    let note = note_of("4", app("a", 15));
+    let reason = "15 CPUs would leave 1 to everybody else, and at least 4 must stay shared (sharedMinimum is 4); 12 CPUs can be \
+                  given";
+    assert!(note.ends_with(reason), "{note}");
+    assert_eq!(note_of("4", app("a", 12)), "");
+    // Fewer CPUs are free than the minimum allows.
+    let note = note_of("2", app("a", 15));
+    assert!(
+        note.ends_with("too few free CPUs: 15 wanted, 14 free"),
+        "{note}"
+    );
+    // A core for each CPU.
+    let note = note_of("6", single("a", 8));
+    let reason = "8 CPUs and 8 idle siblings would leave 0 to everybody else, and at least 6 must stay shared (sharedMinimum is 6); \
+                  5 CPUs can be given";
+    assert!(note.ends_with(reason), "{note}");
+    assert_eq!(note_of("6", single("a", 5)), "");
+    let note = note_of("0", single("a", 8));
+    assert!(note.contains("too few entirely free cores"), "{note}");
+    let note = note_of("100%", app("a", 1));
+    assert!(note.ends_with("(sharedMinimum is 100%)"), "{note}");
+    // A container that grows is told how many more it can get.
+    let owners = ledger(&[("a", "main", "2-5")]);
+    let decisions = leaving("4", &[app("a", 16)], &owners);
+    let note = decisions.containers[0].note.clone().unwrap();
+    assert!(
+        note.starts_with("keeps the 4 CPUs") && note.ends_with("8 CPUs can be given"),
+        "{note}"
+    );
 }
 
 #[test]
@@ -398,9 +438,10 @@ fn the_capacity_is_what_decisions_give() {
             let none = CpuSet::new();
             let capacity = Capacity::new(&CapacityInput {
                 online: &node.topology.online,
-                offered: &node.topology.online,
-                available: &node.topology.online,
+                withheld: &none,
+                lost: &none,
                 reserved: &node.reserved,
+                isolated: &node.topology.isolated,
                 cores: &node.topology.cores(),
                 preference,
                 single_cores: true,
@@ -410,5 +451,39 @@ fn the_capacity_is_what_decisions_give() {
             });
             assert_eq!(capacity.assignable, given, "{preference:?} {minimum}");
         }
+    }
+}
+
+/// Also where the kernel balances load on none of the reserved CPUs.
+#[test]
+fn the_capacity_leaves_a_balanced_cpu_shared() {
+    use crate::cpu::Cores;
+    use crate::pod::{Capacity, CapacityInput};
+
+    for isolated in ["", "0-1", "0-13", "2-3", "0-15"] {
+        let topology = Topology {
+            isolated: set(isolated),
+            ..machine()
+        };
+        let node = TestNode::new(topology, set("0-1"));
+        let pods = recognized((0..16).map(|number| app(&format!("p{number}"), 1)));
+        let decisions = decide(&node.input(&pods), &Ledger::default());
+        let given = decisions.containers.iter();
+        let given = given.filter(|one| one.cpus.is_some()).count();
+        let none = CpuSet::new();
+        let capacity = Capacity::new(&CapacityInput {
+            online: &node.topology.online,
+            withheld: &none,
+            lost: &none,
+            reserved: &node.reserved,
+            isolated: &node.topology.isolated,
+            cores: &node.topology.cores(),
+            preference: Cores::Preferred,
+            single_cores: true,
+            shared_minimum: node.shared_minimum,
+            owned: &none,
+            idle: &none,
+        });
+        assert_eq!(capacity.assignable, given, "isolated {isolated:?}");
     }
 }
