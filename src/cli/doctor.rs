@@ -3,7 +3,6 @@
 
 use std::io::ErrorKind;
 use std::process::ExitCode;
-use std::time::Duration;
 
 use clap::Args;
 use console::Style;
@@ -12,15 +11,15 @@ use serde::Serialize;
 use super::{Line, OutputFormat, doctor_required};
 #[cfg(feature = "portforward")]
 use super::{agents::ClusterArgs, cluster_doctor};
+use crate::agent::AgentNode;
 #[cfg(feature = "portforward")]
 use crate::agent::config::ClusterConfig;
 use crate::agent::config::{AutoSwitch, Config, EnforcementChoice, Overrides, Runtime};
-use crate::agent::{AgentNode, allocatable};
 use crate::cpu::{CpuSet, Topology};
 use crate::host::cgroup::{CgroupError, CgroupVersion, Cgroups, join_host};
 use crate::host::container_files::ContainerFolders;
 use crate::host::topology;
-use crate::pin::{Enforcement, Ledger, Observed, PlacementSource};
+use crate::pin::Enforcement;
 use crate::text::counted;
 
 /// The examples in the help.
@@ -166,8 +165,8 @@ fn examine(config: &Config) -> Vec<CheckResult> {
         Ok(node) => {
             findings.push(enforcement(&node));
             findings.extend(partitions(&node));
-            findings.extend(cpus_for_pods(&node));
-            findings.extend(capacity(&node));
+            findings.extend(cpus::cpus_for_pods(&node));
+            findings.extend(cpus::capacity(&node));
         }
         Err(error) => findings.push(bad(
             "agent",
@@ -447,7 +446,7 @@ fn partitions(node: &AgentNode) -> Option<CheckResult> {
     }
     let what = "partitions";
     let free = match node.observe(&[]) {
-        Ok(_) if !lost_cpus(node).is_empty() => {
+        Ok(_) if !cpus::lost_cpus(node).is_empty() => {
             return Some(bad(
                 what,
                 "no test partition is made, because the kernel has lost CPUs and may crash with the next one".to_owned(),
@@ -494,99 +493,6 @@ fn partitions(node: &AgentNode) -> Option<CheckResult> {
     })
 }
 
-/// The lost CPUs: those that are still missing after a second, as for the agent.
-fn lost_cpus(node: &AgentNode) -> CpuSet {
-    let missing = || node.unheld_cpus().unwrap_or_default();
-    let first = missing();
-    if first.is_empty() {
-        return first;
-    }
-    std::thread::sleep(Duration::from_secs(1));
-    first.intersection(&missing())
-}
-
-/// The CPUs that pods can use, lost CPUs, and CPU sets without an explanation.
-fn cpus_for_pods(node: &AgentNode) -> Vec<CheckResult> {
-    let Ok((observed, ledger)) = node.observe(&[]) else {
-        return Vec::new();
-    };
-    let mut findings: Vec<CheckResult> = offered(node, &observed, &ledger).into_iter().collect();
-    for sentence in ledger.on_withheld_cpus(&observed, &node.topology.online) {
-        findings.push(weak(
-            "withheld",
-            sentence,
-            "the CPUs may be meant for other programs; Pinfold moves no running container",
-        ));
-    }
-    let lost = lost_cpus(node);
-    if !lost.is_empty() {
-        findings.push(weak(
-            "lost CPUs",
-            format!(
-                "the kernel has lost {}: no cgroup can use a lost CPU",
-                lost.in_words()
-            ),
-            "reboot the node: only a reboot brings lost CPUs back",
-        ));
-    }
-    for sentence in ledger.unexplained {
-        findings.push(weak(
-            "unexplained",
-            sentence,
-            "find the program that made the setting; pinfold release removes only settings of Pinfold",
-        ));
-    }
-    findings
-}
-
-/// How many CPUs the node can give, compared with what the scheduler counts; `None` where Pinfold gives none, because it only
-/// observes or because the kubelet chooses them.
-fn capacity(node: &AgentNode) -> Option<CheckResult> {
-    let is_of_kubelet = node.placement_source == PlacementSource::Kubelet;
-    if is_of_kubelet || node.enforcement == Enforcement::Observe {
-        return None;
-    }
-    let (_, ledger) = node.observe(&[]).ok()?;
-    let mut node = node.clone();
-    node.reserve_beside(&ledger);
-    let online = &node.topology.online;
-    let allocatable = super::run::runtime()
-        .ok()?
-        .block_on(allocatable::find(&node.config, online));
-    let finding = node.capacity(&ledger).compare(allocatable.as_ref());
-    let what = "capacity";
-    Some(match (finding.promises_too_much, finding.remedy) {
-        (Some(false), _) => good(what, finding.sentence),
-        (Some(true), Some(remedy)) => weak(what, finding.sentence, &remedy),
-        _ => weak(
-            what,
-            finding.sentence,
-            "read it with kubectl get node NODE -o jsonpath='{.status.allocatable.cpu}'",
-        ),
-    })
-}
-
-/// The part of the online CPUs that pods can use; `None` if pods can use them all.
-fn offered(node: &AgentNode, observed: &Observed, ledger: &Ledger) -> Option<CheckResult> {
-    let online = &node.topology.online;
-    let available = ledger.available(online);
-    if available == *online {
-        return None;
-    }
-    let trees = observed.surroundings.trees.join(" and ");
-    let finding = format!(
-        "{trees} offers pods the CPUs {available}; the CPUs {} are withheld",
-        online.difference(&available)
-    );
-    let free = available.difference(&ledger.excluded);
-    Some(if free.difference(&node.reserved).is_empty() {
-        let advice = format!("give {trees} more CPUs (cpuset.cpus), or reserve fewer CPUs");
-        bad("CPUs for pods", finding, &advice)
-    } else {
-        good("CPUs for pods", finding)
-    })
-}
-
 fn enforcement(node: &AgentNode) -> CheckResult {
     let text = format!("{}: {}", node.enforcement.name(), node.enforcement_reason);
     if node.topology.online.is_subset(&node.reserved) {
@@ -611,6 +517,7 @@ fn enforcement(node: &AgentNode) -> CheckResult {
     }
 }
 
+mod cpus;
 #[cfg(test)]
 mod tests {
     use super::*;

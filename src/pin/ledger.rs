@@ -80,8 +80,8 @@ pub struct Ledger {
     /// unreadable record, missing CPUs, and CPUs that are barred, which means given up and not yet
     /// handed back.
     pub excluded: CpuSet,
-    /// Online CPUs in no cgroup's set and in no valid partition. An invalid partition may hold them,
-    /// they may return in a moment, or the kernel has lost them until the next boot.
+    /// Online CPUs in no cgroup's set and in no valid partition, because an invalid one holds them, because they return in a moment,
+    /// or because the kernel has lost them.
     pub missing: CpuSet,
     /// The CPUs that the cgroups above the pods offer; `None` if none of these has a set. An online
     /// CPU outside is for other programs: an administrator has limited the pods, or another program
@@ -136,13 +136,6 @@ impl Observed {
             above.other_exclusive = above.other_exclusive.union(&for_others);
         }
         Some(Self { pods, surroundings })
-    }
-
-    /// The CPUs of the live partitions.
-    pub fn live(&self) -> CpuSet {
-        let cpusets = self.containers().map(|container| &container.cgroup.cpuset);
-        let live = cpusets.filter(|cpuset| cpuset.partition.is_live());
-        union(live.map(|cpuset| &cpuset.effective))
     }
 
     pub fn containers(&self) -> impl Iterator<Item = &ObservedContainer> {

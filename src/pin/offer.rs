@@ -11,6 +11,13 @@ use crate::host::cgroup::{Cpuset, is_within};
 // === impl Observed ===
 
 impl Observed {
+    /// The CPUs of the live partitions.
+    pub fn live(&self) -> CpuSet {
+        let cpusets = self.containers().map(|container| &container.cgroup.cpuset);
+        let live = cpusets.filter(|cpuset| cpuset.partition.is_live());
+        union(live.map(|cpuset| &cpuset.effective))
+    }
+
     /// The CPUs that the cgroups above the pods offer; `None` if none of these has a set.
     ///
     /// The kernel takes a partition's CPUs out of the effective sets above, so the CPUs of the
