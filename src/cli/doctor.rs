@@ -5,10 +5,10 @@ use std::io::ErrorKind;
 use std::process::ExitCode;
 
 use clap::Args;
-use console::Style;
-use serde::Serialize;
 
-use super::{Line, OutputFormat, doctor_required};
+use check::{CheckResult, CheckVerdict, bad, good, weak};
+
+use super::{OutputFormat, doctor_required};
 #[cfg(feature = "portforward")]
 use super::{agents::ClusterArgs, cluster_doctor};
 use crate::agent::AgentNode;
@@ -54,42 +54,6 @@ pub(super) struct Doctor {
     /// Output format.
     #[arg(short, long, value_enum, value_name = "FORM", default_value_t)]
     output: OutputFormat,
-}
-
-/// How good a finding is.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
-#[serde(rename_all = "lowercase")]
-enum CheckVerdict {
-    Good,
-    Weak,
-    Bad,
-}
-
-/// The result of a check.
-#[derive(Debug, Serialize)]
-struct CheckResult {
-    what: &'static str,
-    verdict: CheckVerdict,
-    /// The fact and what follows from it.
-    finding: String,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    advice: Option<String>,
-}
-
-// === impl CheckResult ===
-
-impl CheckResult {
-    fn lines(&self) -> impl Iterator<Item = Line> {
-        let (mark, style) = match self.verdict {
-            CheckVerdict::Good => ("good", Style::new().green()),
-            CheckVerdict::Weak => ("weak", Style::new().yellow()),
-            CheckVerdict::Bad => ("bad ", Style::new().red()),
-        };
-        let rest = format!("  {:<13} {}", self.what, self.finding);
-        let advice = self.advice.iter();
-        let advice = advice.map(|advice| format!("      {:<13} → {advice}", "").into());
-        std::iter::once(Line::styled(&style, mark, &rest)).chain(advice)
-    }
 }
 
 // === impl Doctor ===
@@ -190,33 +154,6 @@ fn required(root: &std::path::Path) -> Option<CheckResult> {
         finding: finding.text,
         advice: finding.advice.map(str::to_owned),
     })
-}
-
-fn good(what: &'static str, finding: String) -> CheckResult {
-    CheckResult {
-        what,
-        verdict: CheckVerdict::Good,
-        finding,
-        advice: None,
-    }
-}
-
-fn weak(what: &'static str, finding: String, advice: &str) -> CheckResult {
-    CheckResult {
-        what,
-        verdict: CheckVerdict::Weak,
-        finding,
-        advice: Some(advice.to_owned()),
-    }
-}
-
-fn bad(what: &'static str, finding: String, advice: &str) -> CheckResult {
-    CheckResult {
-        what,
-        verdict: CheckVerdict::Bad,
-        finding,
-        advice: Some(advice.to_owned()),
-    }
 }
 
 fn rights(config: &Config) -> CheckResult {
@@ -517,6 +454,7 @@ fn enforcement(node: &AgentNode) -> CheckResult {
     }
 }
 
+mod check;
 mod cpus;
 #[cfg(test)]
 mod tests {

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use super::{CheckResult, bad, good, weak};
+use super::check::{CheckResult, bad, good, weak};
 use crate::agent::{AgentNode, allocatable};
 use crate::cpu::CpuSet;
 use crate::pin::{Enforcement, Ledger, Observed, PlacementSource};
