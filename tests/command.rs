@@ -238,7 +238,7 @@ fn a_plan_fails_if_an_entitled_container_gets_too_little() {
     assert_eq!(
         last,
         "too few CPUs: container main of train/worker-9 is entitled to 4 CPUs and stays in the shared pool: 4 CPUs would leave 0 to \
-         everybody else, and at least 2 must stay shared (sharedMinimum is 5%); 2 CPUs can be given"
+         everybody else, and at least 2 must stay shared (sharedMinimum is 5%); a container of 2 CPUs would fit"
     );
     assert!(
         out.contains("are unknown here and should be no more than 38"),

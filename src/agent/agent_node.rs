@@ -398,8 +398,8 @@ impl AgentNode {
     }
 }
 
-/// How many CPUs a machine with these reserved CPUs can give, with the assignments of `ledger`. CPUs excluded from assignments count
-/// as owned, because the scheduler counts the pods that have them, too.
+/// How many CPUs a machine with these reserved CPUs can give, with the assignments of `ledger`. The sets of pods with an unreadable
+/// record count as owned, because the scheduler counts these pods, too.
 pub fn capacity(
     config: &Config,
     (topology, reserved): (&Topology, &CpuSet),
@@ -411,11 +411,20 @@ pub fn capacity(
     };
     let online = &topology.online;
     let available = ledger.available(online).difference(&ledger.missing);
-    let excluded = ledger.excluded.intersection(&available);
-    let idle = all(&|pod| pod.idle.intersection(online)).difference(&excluded);
+    let unreadable = ledger.unreadable_sets.iter();
+    let unreadable = unreadable.fold(CpuSet::new(), |all, cpus| all.union(cpus));
+    let unreadable = unreadable.intersection(&available);
+    let of_others = ledger
+        .excluded
+        .intersection(&available)
+        .difference(&unreadable);
+    let withheld = online
+        .difference(&ledger.available(online))
+        .union(&of_others);
+    let idle = all(&|pod| pod.idle.intersection(online)).difference(&unreadable);
     Capacity::new(&CapacityInput {
         online,
-        withheld: &online.difference(&ledger.available(online)),
+        withheld: &withheld,
         lost: &ledger.missing,
         reserved,
         isolated: &topology.isolated,
@@ -425,7 +434,7 @@ pub fn capacity(
         shared_minimum: config.shared_minimum,
         owned: &all(&PodAssignment::usable)
             .intersection(online)
-            .union(&excluded),
+            .union(&unreadable),
         idle: &idle,
     })
 }

@@ -45,8 +45,9 @@ pub(super) fn at_start(
         (Some(_), _) if container.refused == Some(RefusalSource::Kernel) => Some(
             container
                 .note
-                .clone()
-                .unwrap_or_else(|| "the kernel has refused the CPUs".to_owned()),
+                .as_deref()
+                .map_or("the kernel has refused the CPUs", reason_in)
+                .to_owned(),
         ),
         (Some(assigned), Some(effective)) if is_in_force(assigned, effective) => {
             others(container, assigned, all, enforcement)

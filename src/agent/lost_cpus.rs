@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use crate::cpu::CpuSet;
 use crate::host::cgroup::MissingCpus;
 
-/// How long the kernel of a busy machine may take to add a CPU to the cgroups.
+/// How long the kernel of a busy machine may take to put a CPU into the cgroups.
 const LOST_CPU_DELAY: Duration = Duration::from_millis(900);
 
 /// The pause between two looks at missing CPUs, because no event tells of their return.
@@ -21,8 +21,8 @@ const MAY_CRASH: &str =
     "the kernel has lost CPUs and may crash when the next partition is made: reboot the node";
 
 /// Why an owner has no partition while it is open whether missing CPUs are lost.
-const OPEN: &str = "CPUs are missing in all cgroups, and until they return no partition is made: if the kernel has lost them, it may \
-                    crash with the next one";
+const OPEN: &str = "some CPUs are in no cgroup at the moment; if they stay away, the kernel has lost them and may crash when the next \
+                    partition is made, so none is made until then";
 
 #[derive(Debug, Default)]
 pub(super) struct LostCpus {
@@ -84,14 +84,15 @@ impl LostCpus {
         &self.lost
     }
 
-    /// Whether missing CPUs may still return.
-    pub(super) fn is_open(&self) -> bool {
-        self.missing.keys().any(|cpu| !self.lost.contains(*cpu))
+    /// Whether CPUs are missing, and none of them has been missing for so long that it is lost.
+    pub(super) fn may_return(&self) -> bool {
+        !self.missing.is_empty() && self.ever_lost.is_empty()
     }
 
     /// When to look again whether missing CPUs have returned.
     pub(super) fn due(&self) -> Option<Instant> {
-        let noted = self.noted.filter(|_| self.is_open())?;
+        let is_open = self.missing.keys().any(|cpu| !self.lost.contains(*cpu));
+        let noted = self.noted.filter(|_| is_open)?;
         Some(noted + RECHECK)
     }
 

@@ -1,6 +1,9 @@
 //! `pinfold doctor`: what this node can do, what it lacks, what follows from that, and the
 //! remedies.
 
+mod check;
+mod cpus;
+
 use std::io::ErrorKind;
 use std::process::ExitCode;
 
@@ -227,7 +230,7 @@ fn live_files(runtime: &Runtime) -> Option<CheckResult> {
     })
 }
 
-/// The machine's CPUs, of which `reserved` may be configured.
+/// The machine's CPUs. `reserved` is the configured list, if there is one.
 fn online_cpus(topology: &Topology, reserved: Option<&CpuSet>) -> CheckResult {
     let (what, cpus) = ("CPUs", topology.online.len());
     let core = topology.core_of(topology.online.first().unwrap_or(0));
@@ -382,8 +385,9 @@ fn partitions(node: &AgentNode) -> Option<CheckResult> {
         return None;
     }
     let what = "partitions";
-    let free = match node.observe(&[]) {
-        Ok(_) if !cpus::lost_cpus(node).is_empty() => {
+    let observed = cpus::lost_cpus(node).and_then(|lost| Ok((lost, node.observe(&[])?.1)));
+    let free = match observed {
+        Ok((lost, _)) if !lost.is_empty() => {
             return Some(bad(
                 what,
                 "no test partition is made, because the kernel has lost CPUs and may crash with the next one".to_owned(),
@@ -454,8 +458,6 @@ fn enforcement(node: &AgentNode) -> CheckResult {
     }
 }
 
-mod check;
-mod cpus;
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -333,7 +333,7 @@ pub(super) fn planned(
     planned.finding = Some(capacity.compare(machine.allocatable.as_ref()));
     planned.capacity = Some(capacity);
     planned.too_few = planned.containers.iter().filter_map(too_few).collect();
-    planned.note = more_than_come(&planned, machine.allocatable.as_ref());
+    planned.note = too_many_for_node(&planned, machine.allocatable.as_ref());
     planned
 }
 
@@ -355,9 +355,10 @@ fn described(
         let Some((pod, container)) = found else {
             continue;
         };
-        let is_created = !pod.finished && !container.ended;
+        // A container that runs was let in.
+        let is_new = !pod.finished && !container.ended && container.runtime_id.is_none();
         let refused = gate::at_creation(pod, &decision, Some(owed.contains(&decision.pod)));
-        let refused = refused.filter(|_| is_created);
+        let refused = refused.filter(|_| is_new);
         let own = decision.cpus.as_ref();
         let policies = (&config.policy, &config.threads);
         let threads = environment(pod, decision.container, own, shared, topology, policies);
@@ -388,7 +389,7 @@ fn described(
 }
 
 /// Says that the scheduler would not send all of the pods to one node, if some get too few CPUs.
-fn more_than_come(planned: &Planned, allocatable: Option<&Allocatable>) -> Option<String> {
+fn too_many_for_node(planned: &Planned, allocatable: Option<&Allocatable>) -> Option<String> {
     let wanted = planned.containers.iter();
     let wanted: u64 = wanted.map(|one| u64::from(one.entitlement.cpus())).sum();
     let is_more = wanted.saturating_mul(1000) > allocatable?.millicores;

@@ -13,7 +13,7 @@ use crate::cpu::{Cores, CpuSet, SharedMinimum, cpu_count};
 #[derive(Debug, Clone, Copy)]
 pub struct CapacityInput<'a> {
     pub online: &'a CpuSet,
-    /// The online CPUs that the pods' top cgroups do not offer.
+    /// The online CPUs that the pods' top cgroups do not offer, or that another program holds as exclusive.
     pub withheld: &'a CpuSet,
     /// The online CPUs that no cgroup can use until the next boot.
     pub lost: &'a CpuSet,
@@ -268,17 +268,22 @@ impl Capacity {
 
     /// What helps where the pods that have CPUs leave too few to others, which no setting of the kubelet can know.
     fn remedy_for_pods(&self) -> String {
-        let how = match self.idle {
-            0 => {
-                "let the pods that own a part of a core ask for whole cores (pinfold.io/cores: whole)"
+        let how = match (self.idle, self.fragments) {
+            (0, 0) => {
+                return "nothing needs to change: it ends with the pods that own reserved CPUs"
+                    .to_owned();
             }
+            (0, _) => {
+                "let the pods that own a part of a core ask for whole cores (pinfold.io/cores: whole), or "
+            }
+            _ if self.preference == Cores::Single => "",
             _ => {
-                "set cpus.cores: single if all pods here want idle siblings, or forbid them with policy.singleCores: false"
+                "set cpus.cores: single if all pods here want idle siblings, or forbid them with policy.singleCores: false, or "
             }
         };
         format!(
-            "reserve no more for that in the kubelet, because it changes with the pods: {how}, or limit such pods for each node with \
-             a topology spread constraint"
+            "don't let the kubelet reserve more for these pods, because the number changes with them: {how}limit such pods for each \
+             node with a topology spread constraint"
         )
     }
 

@@ -1,4 +1,4 @@
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
 use std::time::Duration;
 
@@ -21,6 +21,8 @@ struct FakeKernel {
     pods: RefCell<BTreeMap<String, PodCgroup>>,
     above: RefCell<Cpuset>,
     reads: RefCell<Vec<String>>,
+    /// After how many pauses the kernel returns all CPUs to the cgroups above; 0 for never.
+    returns_after: Cell<usize>,
 }
 
 fn set(list: &str) -> CpuSet {
@@ -103,6 +105,16 @@ impl Kernel for FakeKernel {
 
     fn online(&self) -> CpuSet {
         set("0-3")
+    }
+
+    fn pause(&self) -> bool {
+        std::thread::sleep(Duration::from_millis(1));
+        if self.returns_after.get() == 1 {
+            self.above.borrow_mut().effective = self.online();
+        }
+        let left = self.returns_after.get().saturating_sub(1);
+        self.returns_after.set(left);
+        true
     }
 
     fn missing_cpus(&self, live: &CpuSet) -> anyhow::Result<MissingCpus> {
@@ -532,4 +544,19 @@ fn the_cpus_of_an_ended_partition_are_missing_although_its_pod_was_not_read_agai
     world.note_changes(&paths(&["kubepods/poda"]));
     assert!(world.read_pod("b", &kernel).unwrap());
     assert!(world.lost_cpus.obstacle().is_some());
+}
+
+#[test]
+fn missing_cpus_are_awaited_for_a_moment() {
+    for (returns_after, returned) in [(3, true), (0, false)] {
+        let kernel = FakeKernel::with_pods(&["a"]);
+        kernel.above.borrow_mut().effective = set("0-1");
+        kernel.returns_after.set(returns_after);
+        let heartbeat = Heartbeat::new(Duration::from_secs(1));
+        let mut world = World::new(store(), AgentMetrics::new().unwrap(), heartbeat);
+        world.read_dirty(&kernel, &mut || false).unwrap();
+        assert!(world.lost_cpus.may_return());
+        assert_eq!(world.await_missing_cpus(&kernel).unwrap(), returned);
+        assert_eq!(world.lost_cpus.obstacle().is_none(), returned);
+    }
 }

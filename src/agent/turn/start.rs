@@ -31,18 +31,23 @@ pub fn start(
     world.heartbeat.begin("read the pod's cgroups");
     let rivals = rivals(world, context, uid);
     read(world, kernel, (uid, &rivals))?;
-    if context.node.enforcement == Enforcement::Partition {
-        let awaited = world.await_missing_cpus(kernel);
-        awaited.map_err(|_| NeedsAllPods)?;
-    }
     world.read_above(kernel).map_err(|_| NeedsAllPods)?;
     let mut result = put_in_force(world, kernel, context, (&pod, uid, &rivals))?;
-    if result.before.is_some() && lacks_reported(context, uid, &result) {
-        // The earlier owners have given the CPUs up, and now nobody has them.
+    let lacks_reported = lacks_reported(context, uid, &result);
+    let is_free = result.before.is_some() && lacks_reported;
+    let may_return = lacks_reported || lacks_partition(world, context, uid, &result);
+    let awaited = if may_return {
+        let awaited = world.await_missing_cpus(kernel);
+        awaited.map_err(|_| NeedsAllPods)?
+    } else {
+        false
+    };
+    if is_free || awaited {
+        // The earlier owners have given the CPUs up, and now nobody has them; or the kernel has returned some.
         world.read_above(kernel).map_err(|_| NeedsAllPods)?;
         let second = put_in_force(world, kernel, context, (&pod, uid, &rivals))?;
         result = TurnResult {
-            before: result.before,
+            before: result.before.or(second.before),
             errors: [result.errors, second.errors].concat(),
             ..second
         };
@@ -74,6 +79,28 @@ fn lacks_reported(context: &TurnContext<'_>, uid: &str, result: &TurnResult) -> 
     let assigned = result.decisions.desired.assignment(uid);
     let mut reported = reported.iter();
     reported.any(|(name, cpus)| assigned.containers.get(name) != Some(cpus))
+}
+
+/// Whether an owner of the pod has no partition.
+fn lacks_partition(
+    world: &World,
+    context: &TurnContext<'_>,
+    uid: &str,
+    result: &TurnResult,
+) -> bool {
+    if context.node.enforcement != Enforcement::Partition {
+        return false;
+    }
+    result.decisions.containers.iter().any(|decision| {
+        let pod = result.pods.get(decision.pod);
+        let pod = pod.filter(|pod| pod.cgroup_uid() == Some(uid));
+        let container = pod.and_then(|pod| pod.containers.get(decision.container));
+        let is_owner = decision.cpus.is_some() && decision.entitlement.cpus() > 0;
+        let cgroup = container
+            .filter(|_| is_owner)
+            .and_then(|container| world.observed().container(uid, &container.name));
+        cgroup.is_some_and(|one| !one.cgroup.cpuset.partition.is_live())
+    })
 }
 
 /// Reads the request's pod and its rivals, of which some may have ended.

@@ -75,14 +75,14 @@ impl World {
     /// once a CPU is lost.
     fn read_missing_cpus(&mut self, kernel: &impl Kernel) -> anyhow::Result<()> {
         let missing = kernel.missing_cpus(&self.live_now(kernel))?;
-        let about = (&missing, &kernel.online());
-        self.must_decide |= self.lost_cpus.note(about, Instant::now());
+        let (online, now) = (kernel.online(), Instant::now());
+        self.must_decide |= self.lost_cpus.note((&missing, &online), now);
         self.renew_ledger(missing.all);
         Ok(())
     }
 
-    /// The CPUs of the known partitions that are still live. Those of changed pods are read again, because a lost CPU must not
-    /// pass for that of a partition that has ended.
+    /// The CPUs of the known partitions that are still live. Those of changed pods are read again, because the CPUs of a partition
+    /// that has ended meanwhile may be lost.
     fn live_now(&self, kernel: &impl Kernel) -> CpuSet {
         let mut live = CpuSet::new();
         for (pod, is_clean) in self.mirror.pods() {
@@ -98,22 +98,26 @@ impl World {
         live
     }
 
-    /// While it is open whether missing CPUs are lost, waits a moment for their return: an ended partition's CPUs come back a
-    /// little after the removal of its cgroup.
+    /// If missing CPUs may return, waits a moment for them: an ended partition's CPUs come back a little after the removal of its
+    /// cgroup. Returns whether all have returned.
     pub(in crate::agent) fn await_missing_cpus(
         &mut self,
         kernel: &impl Kernel,
-    ) -> anyhow::Result<()> {
+    ) -> anyhow::Result<bool> {
         let begun = Instant::now();
-        while self.lost_cpus.is_open() && begun.elapsed() < RETURN_WAIT && kernel.pause() {
+        let mut awaited = false;
+        while self.lost_cpus.may_return() && begun.elapsed() < RETURN_WAIT && kernel.pause() {
             self.read_missing_cpus(kernel)?;
+            awaited = true;
         }
-        Ok(())
+        Ok(awaited && self.lost_cpus.obstacle().is_none())
     }
 
     /// Reads the CPUs of the cgroups above the pods.
     pub(in crate::agent) fn read_above(&mut self, kernel: &impl Kernel) -> anyhow::Result<()> {
-        self.mirror.read_above(kernel)
+        self.mirror.read_above(kernel)?;
+        self.renew_ledger(self.ledger.missing.clone());
+        Ok(())
     }
 
     /// Reads the pods again whose records the steps have written, so that the ledger has their

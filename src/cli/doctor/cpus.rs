@@ -1,4 +1,4 @@
-//! What the check says about the node's CPUs: which of them pods can use, which are lost, and how many can be exclusive.
+//! The checks of the node's CPUs: which of them pods can use, which are lost, and how many can be exclusive.
 
 use std::time::Duration;
 
@@ -8,14 +8,13 @@ use crate::cpu::CpuSet;
 use crate::pin::{Enforcement, Ledger, Observed, PlacementSource};
 
 /// The lost CPUs: those that are still missing after a second, as for the agent.
-pub(super) fn lost_cpus(node: &AgentNode) -> CpuSet {
-    let missing = || node.unheld_cpus().unwrap_or_default();
-    let first = missing();
+pub(super) fn lost_cpus(node: &AgentNode) -> anyhow::Result<CpuSet> {
+    let first = node.unheld_cpus()?;
     if first.is_empty() {
-        return first;
+        return Ok(first);
     }
     std::thread::sleep(Duration::from_secs(1));
-    first.intersection(&missing())
+    Ok(first.intersection(&node.unheld_cpus()?))
 }
 
 /// The CPUs that pods can use, lost CPUs, and CPU sets without an explanation.
@@ -31,7 +30,7 @@ pub(super) fn cpus_for_pods(node: &AgentNode) -> Vec<CheckResult> {
             "the CPUs may be meant for other programs; Pinfold moves no running container",
         ));
     }
-    let lost = lost_cpus(node);
+    let lost = lost_cpus(node).unwrap_or_default();
     if !lost.is_empty() {
         findings.push(weak(
             "lost CPUs",

@@ -19,7 +19,7 @@ use super::known::{Description, KnownPod};
 use super::kubelet_entitlement::{KubeletCpus, exists, reported};
 use crate::cpu::{CpuSet, cpu_count};
 use crate::pin::{Ledger, PodAssignment};
-use crate::pod;
+use crate::pod::{self, ContainerKind};
 
 /// The CPUs that the kubelet reports for a container.
 struct Report<'a> {
@@ -163,8 +163,8 @@ impl<'a> KubeletPass<'a> {
         }
     }
 
-    /// Gives a container the reported CPUs, if nobody else has them. If somebody else gives them up
-    /// soon, it keeps those of them that it has.
+    /// Gives a container the reported CPUs, if nobody else has them. While an earlier owner still has
+    /// some, it keeps those that it already has; after a refusal, none.
     fn take(&mut self, report: &Report<'_>) {
         let Report { pod, name, cpus } = *report;
         let own = self.ledger.assignments.get(&pod.key);
@@ -207,7 +207,7 @@ impl<'a> KubeletPass<'a> {
             );
             return refused(text, RefusalSource::Kernel);
         }
-        if let Some(mate) = self.mate_with_same(report) {
+        if let Some(mate) = self.overlapping_mate(report) {
             let text = format!(
                 "the kubelet has given some of its CPUs to container {mate} of the pod, too"
             );
@@ -230,7 +230,8 @@ impl<'a> KubeletPass<'a> {
         let excluded = cpus.intersection(&self.ledger.excluded).difference(&own);
         if !excluded.is_empty() {
             let text = format!(
-                "{} of the kubelet's choice belong to another program, or the kernel has lost them",
+                "{} of the kubelet's choice belong to another program, or are in no cgroup: the kernel returns them in a moment, or \
+                 has lost them",
                 excluded.in_words()
             );
             return refused(text, RefusalSource::Room);
@@ -250,13 +251,19 @@ impl<'a> KubeletPass<'a> {
             })
     }
 
-    /// Another container of the pod for which the kubelet reports some of the same CPUs. Its set would make the partition invalid.
-    fn mate_with_same<'r>(&self, report: &Report<'r>) -> Option<&'r str> {
-        let mut mates = report.pod.owed().map(|(mate, _)| mate.name.as_str());
-        mates.find(|mate| {
-            let cpus = reported(self.kubelet, &report.pod.key, mate);
-            *mate != report.name && cpus.is_some_and(|cpus| !cpus.is_disjoint(report.cpus))
-        })
+    /// Another container of the pod for which the kubelet reports some of these CPUs, and which has not ended. Its set would make
+    /// the partition invalid.
+    fn overlapping_mate<'r>(&self, report: &Report<'r>) -> Option<&'r str> {
+        let mates = report.pod.pod.containers.iter();
+        let mut mates = mates.filter(|mate| {
+            let may_run = !mate.ended && mate.kind != ContainerKind::Init;
+            may_run && mate.name != report.name
+        });
+        let found = mates.find(|mate| {
+            let cpus = reported(self.kubelet, &report.pod.key, &mate.name);
+            cpus.is_some_and(|cpus| !cpus.is_disjoint(report.cpus))
+        })?;
+        Some(&found.name)
     }
 
     /// Another container with some of the reported CPUs, as words, and these CPUs.

@@ -10,10 +10,9 @@ pub(super) enum Shortfall {
     Placement(#[from] PlacementRefusal),
     /// Too few CPUs would be left to everybody else.
     #[error(
-        "{}{} would leave {left} to everybody else, and at least {minimum} must stay shared (sharedMinimum is {configured}){}",
+        "{}{} would leave {left} to everybody else, and at least {minimum} must stay shared (sharedMinimum is {configured})",
         cpu_count(*.cpus),
-        with_idle(*.idle),
-        possible_cpus(*.possible)
+        with_idle(*.idle)
     )]
     SharedMinimum {
         cpus: usize,
@@ -22,7 +21,7 @@ pub(super) enum Shortfall {
         left: usize,
         minimum: usize,
         configured: SharedMinimum,
-        /// How many CPUs could be given instead; 0 if none, or if that is unknown.
+        /// How many CPUs fewer than these would fit; 0 if none, or if that is unknown.
         possible: usize,
     },
 }
@@ -35,20 +34,27 @@ fn with_idle(siblings: usize) -> String {
     }
 }
 
-fn possible_cpus(cpus: usize) -> String {
-    match cpus {
-        0 => String::new(),
-        cpus => format!("; {} can be given", cpu_count(cpus)),
-    }
-}
-
 /// The note of a container that could not get all of its CPUs.
 pub(super) fn shortfall(own: &CpuSet, error: &Shortfall) -> String {
-    match own.len() {
-        0 => format!("{IN_SHARED_POOL}{error}"),
-        count => format!(
-            "keeps the {} that it has, and gets no more: {error}",
-            cpu_count(count)
+    let possible = match error {
+        Shortfall::SharedMinimum { possible, .. } => *possible,
+        Shortfall::Placement(_) => 0,
+    };
+    match (own.len(), possible) {
+        (0, 0) => format!("{IN_SHARED_POOL}{error}"),
+        (0, possible) => format!(
+            "{IN_SHARED_POOL}{error}; a container of {} would fit",
+            cpu_count(possible)
         ),
+        (count, possible) => {
+            let more = match possible {
+                0 => String::new(),
+                possible => format!("; {possible} more would fit"),
+            };
+            format!(
+                "keeps the {} that it has, and gets no more: {error}{more}",
+                cpu_count(count)
+            )
+        }
     }
 }

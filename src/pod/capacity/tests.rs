@@ -172,7 +172,7 @@ fn the_reserve_does_not_change_with_the_pods_that_run() {
     );
     let remedy = finding.remedy.unwrap();
     for part in [
-        "reserve no more for that",
+        "don't let the kubelet reserve more",
         "cpus.cores: single",
         "policy.singleCores: false",
         "topology spread constraint",

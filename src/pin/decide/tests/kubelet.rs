@@ -171,6 +171,11 @@ fn containers_with_one_set_get_no_partition() {
         );
         assert_eq!(refused, Some(RefusalSource::Room));
     }
+    // The kubelet reports an ended container until its pod ends.
+    let [mut pod] = pods;
+    pod.containers[1].ended = true;
+    let decisions = decided(&[pod], Some(&report(&cpus)), &Ledger::default(), &[]);
+    assert_eq!(owners(&decisions)[0], "a/first 2-3*");
 }
 
 #[test]

@@ -306,7 +306,7 @@ fn enough_cpus_stay_with_everybody_else() {
     }
     let decisions = leaving("25%", &[app("a", 13)], &none);
     let note = "stays in the shared pool: 13 CPUs would leave 3 to everybody else, and at least 4 must stay shared \
-                (sharedMinimum is 25%); 12 CPUs can be given";
+                (sharedMinimum is 25%); a container of 12 CPUs would fit";
     assert_eq!(decisions.containers[0].note.as_deref(), Some(note));
 }
 
@@ -320,8 +320,8 @@ fn note_of(minimum: &str, pod: Pod) -> String {
 #[test]
 fn the_minimum_is_the_reason_wherever_it_is_what_limits() {
     let note = note_of("4", app("a", 15));
-    let reason = "15 CPUs would leave 1 to everybody else, and at least 4 must stay shared (sharedMinimum is 4); 12 CPUs can be \
-                  given";
+    let reason = "15 CPUs would leave 1 to everybody else, and at least 4 must stay shared (sharedMinimum is 4); a container of \
+                  12 CPUs would fit";
     assert!(note.ends_with(reason), "{note}");
     assert_eq!(note_of("4", app("a", 12)), "");
     // Fewer CPUs are free than the minimum allows.
@@ -333,7 +333,7 @@ fn the_minimum_is_the_reason_wherever_it_is_what_limits() {
     // A core for each CPU.
     let note = note_of("6", single("a", 8));
     let reason = "8 CPUs and 8 idle siblings would leave 0 to everybody else, and at least 6 must stay shared (sharedMinimum is 6); \
-                  5 CPUs can be given";
+                  a container of 5 CPUs would fit";
     assert!(note.ends_with(reason), "{note}");
     assert_eq!(note_of("6", single("a", 5)), "");
     let note = note_of("0", single("a", 8));
@@ -345,7 +345,7 @@ fn the_minimum_is_the_reason_wherever_it_is_what_limits() {
     let decisions = leaving("4", &[app("a", 16)], &owners);
     let note = decisions.containers[0].note.clone().unwrap();
     assert!(
-        note.starts_with("keeps the 4 CPUs") && note.ends_with("8 CPUs can be given"),
+        note.starts_with("keeps the 4 CPUs") && note.ends_with("8 more would fit"),
         "{note}"
     );
 }
