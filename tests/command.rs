@@ -313,11 +313,10 @@ fn a_plan_fails_if_a_pod_would_be_refused() {
 #[test]
 fn a_plan_counts_nothing_where_the_kubelet_chooses() {
     let machine = machine::unpack("40intel64-2g2n4c+pci");
-    let folder = machine.path().join("var/lib/kubelet");
-    fs::create_dir_all(&folder).unwrap();
-    let config =
-        "kind: KubeletConfiguration\ncpuManagerPolicy: static\nreservedSystemCPUs: \"0\"\n";
-    fs::write(folder.join("config.yaml"), config).unwrap();
+    configure_kubelet(
+        &machine,
+        "cpuManagerPolicy: static\nreservedSystemCPUs: \"0\"",
+    );
     let pods = workers(9, 4, "") + "---\n" + &workers(1, 3, "").replace("worker-0", "last");
     let (_folder, pods) = file("pods.yaml", &pods);
     let root = text_of(&machine);
@@ -343,12 +342,9 @@ fn a_plan_counts_nothing_where_the_kubelet_chooses() {
 #[test]
 fn a_plan_reads_the_configuration_of_the_machines_kubelet() {
     let machine = machine::unpack("fakecpuid1f-64intel64-2p4d2n2c2t");
-    let folder = machine.path().join("var/lib/kubelet");
-    fs::create_dir_all(&folder).unwrap();
     let (_folder, pods) = file("pods.yaml", &workers(1, 4, ""));
     let planned = |keys: &str| {
-        let text = format!("kind: KubeletConfiguration\n{keys}\n");
-        fs::write(folder.join("config.yaml"), text).unwrap();
+        configure_kubelet(&machine, keys);
         json(&[
             "plan",
             "--pods",
@@ -377,6 +373,14 @@ fn a_plan_reads_the_configuration_of_the_machines_kubelet() {
         note.contains("config.yaml has cpuManagerPolicy static"),
         "{note}"
     );
+}
+
+/// Writes the configuration file of a machine's kubelet, at the path that kubeadm uses.
+fn configure_kubelet(machine: &TempDir, keys: &str) {
+    let folder = machine.path().join("var/lib/kubelet");
+    fs::create_dir_all(&folder).unwrap();
+    let text = format!("kind: KubeletConfiguration\n{keys}\n");
+    fs::write(folder.join("config.yaml"), text).unwrap();
 }
 
 fn text_of(folder: &TempDir) -> &str {

@@ -1,4 +1,5 @@
-//! [`LostCpus`]: the online CPUs that are missing, which means that no cgroup has them and no invalid partition holds them.
+//! [`LostCpus`]: the missing CPUs that nothing holds, which means that they are online, and that neither a cgroup nor an invalid
+//! partition has them.
 //!
 //! A CPU is missing for a moment after it has come online, and after the cgroup of a partition was removed. One that stays missing
 //! is lost: Linux 6.12 loses the CPUs of an invalid partition whose cgroup is removed. It then seems to keep the freed partition on
@@ -21,20 +22,20 @@ const MAY_CRASH: &str =
     "the kernel has lost CPUs and may crash when the next partition is made: reboot the node";
 
 /// Why an owner has no partition while it is open whether missing CPUs are lost.
-const OPEN: &str = "some CPUs are in no cgroup at the moment; if they stay away, the kernel has lost them and may crash when the next \
+const MAY_RETURN: &str = "some CPUs are in no cgroup at the moment; if they stay away, the kernel has lost them and may crash when the next \
                     partition is made, so none is made until then";
 
 #[derive(Debug, Default)]
 pub(super) struct LostCpus {
-    /// The missing CPUs, and since when.
-    missing: BTreeMap<u32, Instant>,
+    /// The missing CPUs that nothing holds, and since when.
+    unheld: BTreeMap<u32, Instant>,
     /// Those that have been missing for so long that they are lost.
     lost: CpuSet,
     /// The CPUs that were lost since the agent's start. One that goes offline meanwhile stays among them, because the kernel's list
     /// of partitions stays as it is until the next boot.
     ever_lost: CpuSet,
     /// When the missing CPUs were last looked at.
-    noted: Option<Instant>,
+    looked_at: Option<Instant>,
 }
 
 // === impl LostCpus ===
@@ -47,14 +48,14 @@ impl LostCpus {
         now: Instant,
     ) -> bool {
         let unheld = missing.unheld();
-        let before: CpuSet = self.missing.keys().copied().collect();
-        self.missing.retain(|cpu, _| unheld.contains(*cpu));
+        let before: CpuSet = self.unheld.keys().copied().collect();
+        self.unheld.retain(|cpu, _| unheld.contains(*cpu));
         for cpu in unheld.iter() {
-            self.missing.entry(cpu).or_insert(now);
+            self.unheld.entry(cpu).or_insert(now);
         }
-        self.noted = Some(now);
+        self.looked_at = Some(now);
         let is_lost = |since: Instant| now.saturating_duration_since(since) >= LOST_CPU_DELAY;
-        let long = self.missing.iter().filter(|(_, since)| is_lost(**since));
+        let long = self.unheld.iter().filter(|(_, since)| is_lost(**since));
         let lost: CpuSet = long.map(|(cpu, _)| *cpu).collect();
         if !lost.is_subset(&self.lost) {
             tracing::error!(
@@ -86,14 +87,14 @@ impl LostCpus {
 
     /// Whether CPUs are missing, and none of them has been missing for so long that it is lost.
     pub(super) fn may_return(&self) -> bool {
-        !self.missing.is_empty() && self.ever_lost.is_empty()
+        !self.unheld.is_empty() && self.ever_lost.is_empty()
     }
 
     /// When to look again whether missing CPUs have returned.
     pub(super) fn due(&self) -> Option<Instant> {
-        let is_open = self.missing.keys().any(|cpu| !self.lost.contains(*cpu));
-        let noted = self.noted.filter(|_| is_open)?;
-        Some(noted + RECHECK)
+        let is_open = self.unheld.keys().any(|cpu| !self.lost.contains(*cpu));
+        let looked_at = self.looked_at.filter(|_| is_open)?;
+        Some(looked_at + RECHECK)
     }
 
     /// Why no partition is made now; `None` if nothing speaks against it.
@@ -101,7 +102,7 @@ impl LostCpus {
         if !self.ever_lost.is_empty() {
             return Some(MAY_CRASH);
         }
-        (!self.missing.is_empty()).then_some(OPEN)
+        (!self.unheld.is_empty()).then_some(MAY_RETURN)
     }
 }
 
@@ -139,7 +140,10 @@ mod tests {
         assert!(!cpus.at(0, &none) && cpus.0.obstacle().is_none());
         assert!(!cpus.at(0, &missing("3", "3")), "held by a partition");
         assert!(cpus.at(0, &three));
-        assert_eq!((cpus.0.obstacle(), cpus.due()), (Some(OPEN), Some(100)));
+        assert_eq!(
+            (cpus.0.obstacle(), cpus.due()),
+            (Some(MAY_RETURN), Some(100))
+        );
         assert!(!cpus.at(500, &three));
         assert_eq!(cpus.due(), Some(600));
         assert!(cpus.at(600, &none));

@@ -396,14 +396,13 @@ impl Mirror {
         Ok(self.index(uid).is_some())
     }
 
-    /// Reads the CPUs of the cgroups above the pods.
-    pub(super) fn read_above(&mut self, kernel: &impl Kernel) -> anyhow::Result<()> {
+    /// Reads the CPUs of the cgroups above the pods. Returns whether they have changed.
+    pub(super) fn read_above(&mut self, kernel: &impl Kernel) -> anyhow::Result<bool> {
         let mut now = self.observed.surroundings.clone();
         for above in &mut now.above {
             above.cpuset = kernel.cpuset(&above.path)?;
         }
-        self.take_surroundings(now);
-        Ok(())
+        Ok(self.take_surroundings(now))
     }
 
     /// Reads the cgroups above and around the pods.
@@ -412,12 +411,13 @@ impl Mirror {
         Ok(())
     }
 
-    /// A change above the pods may have changed the effective CPUs below.
-    fn take_surroundings(&mut self, now: PodSurroundings) {
+    /// A change above the pods may have changed the effective CPUs below. Returns whether there is one.
+    fn take_surroundings(&mut self, now: PodSurroundings) -> bool {
         let is_changed = self.observed.surroundings != now;
         self.has_changed |= is_changed;
         self.is_effective_stale |= is_changed;
         self.observed.surroundings = now;
+        is_changed
     }
 
     /// Reads the effective CPUs of all pods again, if a step may have changed them.

@@ -15,7 +15,7 @@ pub struct CapacityInput<'a> {
     pub online: &'a CpuSet,
     /// The online CPUs that the pods' top cgroups do not offer, or that another program holds as exclusive.
     pub withheld: &'a CpuSet,
-    /// The online CPUs that no cgroup can use until the next boot.
+    /// The online CPUs that no cgroup can use now, mostly because the kernel has lost them.
     pub lost: &'a CpuSet,
     /// CPUs that are never exclusive. Some of them may be offline.
     pub reserved: &'a CpuSet,

@@ -34,16 +34,14 @@ pub fn start(
     world.read_above(kernel).map_err(|_| NeedsAllPods)?;
     let mut result = put_in_force(world, kernel, context, (&pod, uid, &rivals))?;
     let lacks_reported = lacks_reported(context, uid, &result);
-    let is_free = result.before.is_some() && lacks_reported;
-    let may_return = lacks_reported || lacks_partition(world, context, uid, &result);
-    let awaited = if may_return {
+    let were_given_up = result.before.is_some() && lacks_reported;
+    let lacks_some = lacks_reported || lacks_partition(world, context, uid, &result);
+    let have_returned = lacks_some && {
         let awaited = world.await_missing_cpus(kernel);
         awaited.map_err(|_| NeedsAllPods)?
-    } else {
-        false
     };
-    if is_free || awaited {
-        // The earlier owners have given the CPUs up, and now nobody has them; or the kernel has returned some.
+    if were_given_up || have_returned {
+        // Earlier owners had the CPUs, or the kernel did, and now nobody has them.
         world.read_above(kernel).map_err(|_| NeedsAllPods)?;
         let second = put_in_force(world, kernel, context, (&pod, uid, &rivals))?;
         result = TurnResult {

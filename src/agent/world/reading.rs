@@ -9,7 +9,7 @@ use crate::agent::mirror::Reading;
 use crate::cpu::CpuSet;
 use crate::pin::{AppliedStep, Ledger};
 
-/// How long a start waits for missing CPUs. The runtime waits meanwhile, and all other requests do, too.
+/// How long a start waits for missing CPUs. All other requests wait meanwhile, too.
 const RETURN_WAIT: Duration = Duration::from_millis(100);
 
 // === impl World ===
@@ -113,10 +113,11 @@ impl World {
         Ok(awaited && self.lost_cpus.obstacle().is_none())
     }
 
-    /// Reads the CPUs of the cgroups above the pods.
+    /// Reads the CPUs of the cgroups above the pods, and the ledger anew if they have changed, because it has what they offer.
     pub(in crate::agent) fn read_above(&mut self, kernel: &impl Kernel) -> anyhow::Result<()> {
-        self.mirror.read_above(kernel)?;
-        self.renew_ledger(self.ledger.missing.clone());
+        if self.mirror.read_above(kernel)? {
+            self.renew_ledger(self.ledger.missing.clone());
+        }
         Ok(())
     }
 

@@ -417,11 +417,31 @@ fn no_container_moves_for_one_that_the_minimum_refuses() {
     assert_eq!([moved("0"), moved("50%")], [true, false]);
 }
 
+/// How many CPUs a node without pods promises to give.
+fn assignable(node: &TestNode) -> usize {
+    use crate::pod::{Capacity, CapacityInput};
+
+    let none = CpuSet::new();
+    let capacity = Capacity::new(&CapacityInput {
+        online: &node.topology.online,
+        withheld: &none,
+        lost: &none,
+        reserved: &node.reserved,
+        isolated: &node.topology.isolated,
+        cores: &node.topology.cores(),
+        preference: node.preferences.cores,
+        single_cores: true,
+        shared_minimum: node.shared_minimum,
+        owned: &none,
+        idle: &none,
+    });
+    capacity.assignable
+}
+
 /// What `doctor` and `status` promise is what pods get.
 #[test]
 fn the_capacity_is_what_decisions_give() {
     use crate::cpu::Cores;
-    use crate::pod::{Capacity, CapacityInput};
 
     for (preference, each) in [(Cores::Preferred, 1), (Cores::Whole, 2), (Cores::Single, 1)] {
         for minimum in ["0", "5%", "3", "25%", "30%", "7", "99%", "100%"] {
@@ -435,21 +455,7 @@ fn the_capacity_is_what_decisions_give() {
                 .iter()
                 .filter_map(|one| one.cpus.as_ref());
             let given: usize = given.map(CpuSet::len).sum();
-            let none = CpuSet::new();
-            let capacity = Capacity::new(&CapacityInput {
-                online: &node.topology.online,
-                withheld: &none,
-                lost: &none,
-                reserved: &node.reserved,
-                isolated: &node.topology.isolated,
-                cores: &node.topology.cores(),
-                preference,
-                single_cores: true,
-                shared_minimum: node.shared_minimum,
-                owned: &none,
-                idle: &none,
-            });
-            assert_eq!(capacity.assignable, given, "{preference:?} {minimum}");
+            assert_eq!(assignable(&node), given, "{preference:?} {minimum}");
         }
     }
 }
@@ -457,9 +463,6 @@ fn the_capacity_is_what_decisions_give() {
 /// Also where the kernel balances load on none of the reserved CPUs.
 #[test]
 fn the_capacity_leaves_a_balanced_cpu_shared() {
-    use crate::cpu::Cores;
-    use crate::pod::{Capacity, CapacityInput};
-
     for isolated in ["", "0-1", "0-13", "2-3", "0-15"] {
         let topology = Topology {
             isolated: set(isolated),
@@ -470,20 +473,6 @@ fn the_capacity_leaves_a_balanced_cpu_shared() {
         let decisions = decide(&node.input(&pods), &Ledger::default());
         let given = decisions.containers.iter();
         let given = given.filter(|one| one.cpus.is_some()).count();
-        let none = CpuSet::new();
-        let capacity = Capacity::new(&CapacityInput {
-            online: &node.topology.online,
-            withheld: &none,
-            lost: &none,
-            reserved: &node.reserved,
-            isolated: &node.topology.isolated,
-            cores: &node.topology.cores(),
-            preference: Cores::Preferred,
-            single_cores: true,
-            shared_minimum: node.shared_minimum,
-            owned: &none,
-            idle: &none,
-        });
-        assert_eq!(capacity.assignable, given, "isolated {isolated:?}");
+        assert_eq!(assignable(&node), given, "isolated {isolated:?}");
     }
 }
