@@ -12,6 +12,8 @@
 
 #[path = "support/gate.rs"]
 mod gate;
+#[path = "support/program_copy.rs"]
+mod program_copy;
 #[path = "support/ran.rs"]
 mod ran;
 #[path = "support/repository.rs"]
@@ -589,7 +591,7 @@ fn senseless_arguments_are_refused_in_a_sentence() {
         );
         // The test runs a copy, because other users may have no access to the binary's folder.
         let copy = folder.path().join("pinfold");
-        fs::copy(env!("CARGO_BIN_EXE_pinfold"), &copy).unwrap();
+        program_copy::copy_program(env!("CARGO_BIN_EXE_pinfold"), &copy);
         fs::set_permissions(
             folder.path(),
             std::os::unix::fs::PermissionsExt::from_mode(0o755),

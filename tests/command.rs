@@ -17,6 +17,8 @@ use tempfile::TempDir;
 
 #[path = "support/machine.rs"]
 mod machine;
+#[path = "support/program_copy.rs"]
+mod program_copy;
 
 /// A machine of two sockets, 32 CPUs and two threads a core.
 const MACHINE: &str = "32amd64-4s2n4c-cgroup";
@@ -1745,7 +1747,7 @@ fn an_agent_without_rights_refuses_to_enforce() {
     // Nobody may have no way to the folder of the build.
     let folder = TempDir::new().unwrap();
     let program = folder.path().join("pinfold");
-    fs::copy(env!("CARGO_BIN_EXE_pinfold"), &program).unwrap();
+    program_copy::copy_program(env!("CARGO_BIN_EXE_pinfold"), &program);
     fs::set_permissions(folder.path(), fs::Permissions::from_mode(0o755)).unwrap();
     let manifests = folder.path().join("pods");
     fs::create_dir(&manifests).unwrap();

@@ -11,6 +11,8 @@
 
 #[path = "support/gate.rs"]
 mod gate;
+#[path = "support/program_copy.rs"]
+mod program_copy;
 #[path = "support/ran.rs"]
 mod ran;
 
@@ -494,7 +496,7 @@ fn missing_cgroups_and_rights_are_named_with_exit_code_2() {
         use std::os::unix::process::CommandExt;
         // The test runs a copy, because other users may have no access to the binary's folder.
         let copy = empty.path().join("pinfold");
-        fs::copy(env!("CARGO_BIN_EXE_pinfold"), &copy).unwrap();
+        program_copy::copy_program(env!("CARGO_BIN_EXE_pinfold"), &copy);
         fs::set_permissions(
             empty.path(),
             std::os::unix::fs::PermissionsExt::from_mode(0o755),
