@@ -166,44 +166,54 @@ struct Footprint {
     watches: usize,
 }
 
-/// The footprint of a process at rest: the least of several looks, because a connection or a file
-/// in use exists only for a moment.
+/// The footprint of a process at rest: the median of several looks. A connection or a file in use exists only for a moment, and for a
+/// moment the timer has closed the files of the online CPUs before it opens them again.
 fn footprint(agent: &Agent) -> Footprint {
-    let mut least = Footprint {
-        kib: u64::MAX,
-        files: usize::MAX,
-        watches: usize::MAX,
-    };
-    for _ in 0..20 {
-        let proc = PathBuf::from(format!("/proc/{}", agent.id()));
-        let status = fs::read_to_string(proc.join("status")).unwrap();
-        // Anonymous memory only. The mapped code grows with every function that ran since the start, and debug information
-        // makes the code large.
-        let resident = status
-            .lines()
-            .find_map(|line| line.strip_prefix("RssAnon:"))
-            .unwrap();
-        let kib = resident.split_whitespace().next().unwrap().parse().unwrap();
-        let files: Vec<_> = fs::read_dir(proc.join("fdinfo"))
-            .unwrap()
-            .flatten()
-            .collect();
-        let watches = files
-            .iter()
-            .filter_map(|file| fs::read_to_string(file.path()).ok());
-        let watches = watches
-            .map(|text| {
-                text.lines()
-                    .filter(|line| line.starts_with("inotify "))
-                    .count()
-            })
-            .sum();
-        least.kib = least.kib.min(kib);
-        least.files = least.files.min(files.len());
-        least.watches = least.watches.min(watches);
-        std::thread::sleep(Duration::from_millis(50));
+    let looks: Vec<_> = (0..21)
+        .map(|_| {
+            std::thread::sleep(Duration::from_millis(50));
+            one_look(agent)
+        })
+        .collect();
+    Footprint {
+        kib: median(looks.iter().map(|look| look.kib)),
+        files: median(looks.iter().map(|look| look.files)),
+        watches: median(looks.iter().map(|look| look.watches)),
     }
-    least
+}
+
+fn median<T: Ord + Copy>(values: impl Iterator<Item = T>) -> T {
+    let mut values: Vec<T> = values.collect();
+    values.sort_unstable();
+    values[values.len() / 2]
+}
+
+fn one_look(agent: &Agent) -> Footprint {
+    let proc = PathBuf::from(format!("/proc/{}", agent.id()));
+    let status = fs::read_to_string(proc.join("status")).unwrap();
+    // Anonymous memory only. The mapped code grows with every function that ran since the start, and debug information
+    // makes the code large.
+    let resident = status
+        .lines()
+        .find_map(|line| line.strip_prefix("RssAnon:"))
+        .unwrap();
+    let files: Vec<_> = fs::read_dir(proc.join("fdinfo"))
+        .unwrap()
+        .flatten()
+        .collect();
+    let texts = files
+        .iter()
+        .filter_map(|file| fs::read_to_string(file.path()).ok());
+    let watches = texts.map(|text| {
+        text.lines()
+            .filter(|line| line.starts_with("inotify "))
+            .count()
+    });
+    Footprint {
+        kib: resident.split_whitespace().next().unwrap().parse().unwrap(),
+        watches: watches.sum(),
+        files: files.len(),
+    }
 }
 
 /// The life of a pod: manifest, cgroups, a process, CPUs, and the end.
