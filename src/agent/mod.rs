@@ -22,6 +22,9 @@ pub mod config;
 mod event;
 mod event_queue;
 pub mod exporter;
+#[cfg(test)]
+#[allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+mod fake_kernel;
 mod folder;
 pub mod gate;
 mod heartbeat;

@@ -194,3 +194,96 @@ fn put_in_force(
         ended_delays: false,
     })
 }
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+mod tests {
+    use std::collections::BTreeMap;
+    use std::time::Duration;
+
+    use super::*;
+    use crate::agent::event::{RuntimePod, RuntimeUpdate};
+    use crate::agent::fake_kernel::{FakeKernel, set};
+    use crate::agent::world::{Heartbeat, PodStore};
+    use crate::cpu::{Placer, SharedMinimum, Topology, TopologyFacts};
+    use crate::host::cgroup::{Partition, PartitionKind};
+    use crate::metrics::AgentMetrics;
+    use crate::pin::decide::DecisionContext;
+    use crate::pod::{Container, ContainerIds, CpuPreferences, Pod, Policy, Resources};
+
+    /// A training pod whose container asks for so many CPUs.
+    fn described(cpus: u64) -> RuntimeUpdate {
+        let (cpus, memory) = (Some(1000 * cpus), Some(1 << 20));
+        let container = Container {
+            name: "main".to_owned(),
+            runtime_id: Some("c".to_owned()),
+            resources: Resources {
+                cpu_request: cpus,
+                cpu_limit: cpus,
+                memory_request: memory,
+                memory_limit: memory,
+            },
+            ..Container::default()
+        };
+        let exclusive = ("pinfold.io/cpus".to_owned(), "exclusive".to_owned());
+        RuntimeUpdate::Pod(Box::new(RuntimePod::new(Pod {
+            uid: Some("a".into()),
+            annotations: [exclusive].into(),
+            containers: vec![container],
+            ..Pod::default()
+        })))
+    }
+
+    /// Starts the container of a pod while CPU 3 is missing, and returns how often the start has waited a moment for the CPU.
+    fn pauses(cpus: u64, partition: Partition) -> usize {
+        let kernel = FakeKernel::with_pods(&["a"]);
+        kernel.above.borrow_mut().effective = set("0-1");
+        kernel.change("a", |cpuset| {
+            cpuset.effective = set("2");
+            cpuset.partition = partition;
+        });
+        let mut store = PodStore::new(ContainerIds::Awaited);
+        store.take_runtime(described(cpus));
+        let heartbeat = Heartbeat::new(Duration::from_secs(1));
+        let mut world = World::new(store, AgentMetrics::new().unwrap(), heartbeat);
+        world.read_dirty(&kernel, &mut || false).unwrap();
+        assert!(world.lost_cpus.may_return());
+
+        let topology = Topology::from_facts(TopologyFacts {
+            online: set("0-3"),
+            ..TopologyFacts::default()
+        });
+        let (placer, memory_nodes) = (Placer::new(&topology), topology.memory_nodes());
+        let (policy, preferences) = (Policy::default(), CpuPreferences::default());
+        let (reserved, devices) = (set("0"), BTreeMap::new());
+        let context = TurnContext {
+            node: DecisionContext {
+                topology: &topology,
+                placer: &placer,
+                memory_nodes: &memory_nodes,
+                reserved: &reserved,
+                shared_minimum: SharedMinimum::default(),
+                policy: &policy,
+                preferences: &preferences,
+                devices: &devices,
+                ids_settled: true,
+                suspended: None,
+                kubelet: None,
+                enforcement: Enforcement::Partition,
+            },
+            moves_per_hour: 0,
+            interval: Duration::from_secs(10),
+        };
+        start(&mut world, &kernel, &context, "a").unwrap();
+        kernel.pauses.get()
+    }
+
+    #[test]
+    fn only_a_start_that_lacks_a_partition_waits_for_missing_cpus() {
+        let stands = Partition::Valid(PartitionKind::Root);
+        let member = Partition::Valid(PartitionKind::Member);
+        assert_eq!(pauses(0, member.clone()), 0, "on shared CPUs");
+        assert_eq!(pauses(1, stands), 0, "its partition stands");
+        assert_ne!(pauses(1, member), 0, "it lacks a partition");
+    }
+}
