@@ -243,7 +243,7 @@ fn a_plan_fails_if_an_entitled_container_gets_too_little() {
          everybody else, and at least 2 must stay shared (sharedMinimum is 5%); a container of 2 CPUs would fit"
     );
     assert!(
-        out.contains("are unknown here and should be no more than 38"),
+        out.contains("are unknown here and should be less than 39"),
         "{out}"
     );
     let (code, out, _) = run(&[&plan[..], &["-o", "json"]].concat());
@@ -259,7 +259,7 @@ fn a_plan_fails_if_an_entitled_container_gets_too_little() {
     let (code, out, _) = run(&[&plan[..], &["40"]].concat());
     assert_eq!(code, Some(0), "{out}");
     assert!(
-        out.contains("→ let the kubelet reserve 2 CPUs in place of 0"),
+        out.contains("→ let the kubelet reserve 2 CPUs instead of 0: either systemReserved: {cpu: \"1500m\"}, with"),
         "{out}"
     );
     let (code, out, _) = run(&[&plan[..], &["38"]].concat());
@@ -273,8 +273,7 @@ fn a_plan_fails_if_an_entitled_container_gets_too_little() {
     let plan = ["plan", "--pods", &ten, "--root-dir", root, "--allocatable"];
     let (code, out, _) = run(&[&plan[..], &["38"]].concat());
     assert!(
-        code == Some(1)
-            && out.contains("note: these containers are entitled to 40 CPUs together, more than"),
+        code == Some(1) && out.contains("note: these pods together are entitled to 40 CPUs, more"),
         "{out}"
     );
     let (_, out, _) = run(&[&plan[..], &["40"]].concat());
@@ -306,6 +305,18 @@ fn a_plan_fails_if_a_pod_would_be_refused() {
     for (cpus, limit) in [("exclusive", "2"), ("required", "2, memory: 1Gi")] {
         assert_eq!(planned(cpus, limit).0, Some(0), "{cpus} {limit}");
     }
+    // All are entitled, and the last finds no room.
+    let (_folder, ten) = file(
+        "ten.yaml",
+        &workers(10, 4, "").replace("cpus: exclusive", "cpus: required"),
+    );
+    let (code, out, _) = run(&["plan", "--pods", &ten, "--root-dir", root]);
+    assert!(
+        code == Some(1)
+            && out.contains("worker-9 is entitled to 4 CPUs and would be refused: ")
+            && !out.contains("and stays in the shared pool"),
+        "{out}"
+    );
     // Nobody in the pod is entitled.
     let (code, out) = planned("required", "1500m, memory: 1Gi");
     assert!(code == Some(1) && out.contains("would be refused"), "{out}");
@@ -362,7 +373,7 @@ fn a_plan_reads_the_configuration_of_the_machines_kubelet() {
     let found = planned("reservedSystemCPUs: 0-1\nsystemReserved: {cpu: \"9\"}");
     let remedy = found["finding"]["remedy"].as_str().unwrap();
     assert!(
-        remedy.contains("3 CPUs in place of 2: reservedSystemCPUs: \"0-3\""),
+        remedy.contains("3 CPUs instead of 2: reservedSystemCPUs: \"0-3\""),
         "{remedy}"
     );
     let found = planned("reservedSystemCPUs: 0-3");

@@ -171,9 +171,23 @@ impl AgentNode {
         }
     }
 
-    /// How many CPUs the node can give, with the assignments of `ledger`.
-    pub fn capacity(&self, ledger: &Ledger) -> Capacity {
-        capacity(&self.config, (&self.topology, &self.reserved), ledger)
+    /// How many CPUs the node can give, with the assignments of `ledger` and these lost CPUs.
+    pub fn capacity(&self, ledger: &Ledger, lost: &CpuSet) -> Capacity {
+        capacity(
+            &self.config,
+            (&self.topology, &self.reserved),
+            (ledger, lost),
+        )
+    }
+
+    /// The lost CPUs: those that are still missing after a second, as for the agent.
+    pub fn lost_cpus(&self) -> anyhow::Result<CpuSet> {
+        let first = self.unheld_cpus()?;
+        if first.is_empty() {
+            return Ok(first);
+        }
+        std::thread::sleep(Duration::from_secs(1));
+        Ok(first.intersection(&self.unheld_cpus()?))
     }
 
     pub(super) fn cpu_manager(&self) -> Option<CpuManager> {
@@ -398,34 +412,28 @@ impl AgentNode {
     }
 }
 
-/// How many CPUs a machine with these reserved CPUs can give, with the assignments of `ledger`. The sets of pods with an unreadable
-/// record count as owned, because the scheduler counts these pods, too.
+/// How many CPUs a machine with these reserved and lost CPUs can give, with the assignments of `ledger`. The sets of pods with an
+/// unreadable record count as owned, because the scheduler counts these pods, too.
 pub fn capacity(
     config: &Config,
     (topology, reserved): (&Topology, &CpuSet),
-    ledger: &Ledger,
+    (ledger, lost): (&Ledger, &CpuSet),
 ) -> Capacity {
     let all = |of: &dyn Fn(&PodAssignment) -> CpuSet| {
         let cpus = ledger.assignments.values().map(of);
         cpus.fold(CpuSet::new(), |all, cpus| all.union(&cpus))
     };
     let online = &topology.online;
-    let available = ledger.available(online).difference(&ledger.missing);
+    let available = ledger.available(online).difference(lost);
     let unreadable = ledger.unreadable_sets.iter();
     let unreadable = unreadable.fold(CpuSet::new(), |all, cpus| all.union(cpus));
     let unreadable = unreadable.intersection(&available);
-    let of_others = ledger
-        .excluded
-        .intersection(&available)
-        .difference(&unreadable);
-    let withheld = online
-        .difference(&ledger.available(online))
-        .union(&of_others);
     let idle = all(&|pod| pod.idle.intersection(online)).difference(&unreadable);
     Capacity::new(&CapacityInput {
         online,
-        withheld: &withheld,
-        lost: &ledger.missing,
+        withheld: &online.difference(&ledger.available(online)),
+        held_by_others: &ledger.held_by_others.difference(&unreadable),
+        lost,
         reserved,
         isolated: &topology.isolated,
         cores: &topology.cores(),

@@ -111,6 +111,7 @@ mod tests {
             shared: CpuSet::new(),
             exclusive: CpuSet::new(),
             withheld: CpuSet::new(),
+            held_by_others: CpuSet::new(),
             lost: CpuSet::new(),
             layout: Arc::default(),
             cpu_isolation: None,

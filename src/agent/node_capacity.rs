@@ -1,5 +1,7 @@
 //! `NodeCapacity`: how many CPUs this node can give, and how many the scheduler counts.
 
+use std::path::PathBuf;
+
 use serde::Serialize;
 use tokio::sync::watch;
 
@@ -21,8 +23,9 @@ pub(super) struct NodeCapacity {
     shared_minimum: SharedMinimum,
     /// CPUs isolated at boot.
     isolated: CpuSet,
-    /// As the kubelet's configuration file says, if the agent can read it.
-    configured: Option<Allocatable>,
+    /// The root below which the kubelet's configuration file lies, which counts while the Node is unknown. It is read for each
+    /// answer, because somebody may have changed it.
+    root_dir: PathBuf,
     /// As the Node says, where the API is used.
     reported: Option<watch::Receiver<Option<Allocatable>>>,
 }
@@ -44,20 +47,20 @@ pub(super) struct CapacityState {
 impl NodeCapacity {
     pub(super) fn new(node: &AgentNode, cluster: Option<&ApiTasks>) -> Self {
         let config = &node.config;
-        let online = &node.topology.online;
         Self {
             preference: config.cpus.cores,
             single_cores: config.policy.single_cores,
             shared_minimum: config.shared_minimum,
             isolated: node.topology.isolated.clone(),
-            configured: allocatable::of_kubelet_config(&config.root_dir, online),
+            root_dir: config.root_dir.clone(),
             reported: cluster.map(|cluster| cluster.node.allocatable.clone()),
         }
     }
 
-    fn allocatable(&self) -> Option<Allocatable> {
+    fn allocatable(&self, online: &CpuSet) -> Option<Allocatable> {
         let reported = self.reported.as_ref();
-        reported.and_then(|node| *node.borrow()).or(self.configured)
+        let configured = || allocatable::of_kubelet_config(&self.root_dir, online);
+        reported.and_then(|node| *node.borrow()).or_else(configured)
     }
 
     /// How many CPUs the node can give; `None` where Pinfold gives none, because it only observes or because the kubelet chooses
@@ -70,6 +73,7 @@ impl NodeCapacity {
         let Snapshot {
             online,
             withheld,
+            held_by_others,
             lost,
             ..
         } = snapshot;
@@ -77,6 +81,7 @@ impl NodeCapacity {
         Some(Capacity::new(&CapacityInput {
             online,
             withheld,
+            held_by_others,
             lost,
             reserved: &snapshot.reserved,
             isolated: &self.isolated,
@@ -91,7 +96,7 @@ impl NodeCapacity {
 
     pub(super) fn state(&self, snapshot: &Snapshot) -> Option<CapacityState> {
         let capacity = self.capacity(snapshot)?;
-        let allocatable = self.allocatable();
+        let allocatable = self.allocatable(&snapshot.online);
         Some(CapacityState {
             finding: capacity.compare(allocatable.as_ref()),
             capacity,
@@ -102,7 +107,8 @@ impl NodeCapacity {
     /// Adds both numbers. What the scheduler counts is absent if it is unknown.
     pub(super) fn write(&self, page: &mut Page, snapshot: &Snapshot) {
         if let Some(capacity) = self.capacity(snapshot) {
-            write_capacity(page, &capacity, self.allocatable().as_ref());
+            let allocatable = self.allocatable(&snapshot.online);
+            write_capacity(page, &capacity, allocatable.as_ref());
         }
     }
 }
@@ -167,6 +173,7 @@ mod tests {
             shared: set("0-1,4-13"),
             exclusive: set("2-3"),
             withheld: set("14"),
+            held_by_others: CpuSet::new(),
             lost: set("15"),
             layout: Arc::new(layout),
             cpu_isolation: None,
@@ -190,7 +197,7 @@ mod tests {
             single_cores: true,
             shared_minimum: SharedMinimum::default(),
             isolated: CpuSet::new(),
-            configured: Some(allocatable(1000)),
+            root_dir: PathBuf::from("/nonexistent"),
             reported: Some(watch::channel(reported).1),
         }
     }
@@ -208,14 +215,15 @@ mod tests {
         let node = on_node(Some(allocatable(15_980)));
         let status = node.state(&snapshot(Enforcement::Partition)).unwrap();
         let status = serde_json::to_value(&status).unwrap();
-        // Of 14 CPUs on offer, 2 are reserved. The idle one will be given when its pod has ended, so the kubelet must not reserve it.
+        // Of 14 CPUs on offer, 2 are reserved. The idle one will be given when its pod has ended, and the lost one after a reboot, so
+        // the kubelet must reserve neither.
         for (key, value) in [
             ("cpus", 14),
             ("reserved", 2),
             ("idle", 1),
             ("assignable", 12),
             ("assignableNow", 11),
-            ("kubeletReserve", 4),
+            ("kubeletReserve", 3),
         ] {
             assert_eq!(status[key], value, "{key}: {status:#}");
         }
@@ -247,10 +255,22 @@ mod tests {
         }
     }
 
+    /// The file may change while the agent runs.
     #[test]
     fn the_kubelets_file_counts_until_the_node_is_read() {
-        assert_eq!(on_node(None).allocatable(), Some(allocatable(1000)));
-        let node = on_node(Some(allocatable(2000)));
-        assert_eq!(node.allocatable(), Some(allocatable(2000)));
+        let (folder, online) = (tempfile::tempdir().unwrap(), set("0-15"));
+        let file = folder.path().join("var/lib/kubelet/config.yaml");
+        std::fs::create_dir_all(file.parent().unwrap()).unwrap();
+        let mut node = on_node(None);
+        node.root_dir = folder.path().to_owned();
+        assert_eq!(node.allocatable(&online), None);
+        for (reserve, millicores) in [("1", 15_000), ("1500m", 14_500)] {
+            let text =
+                format!("kind: KubeletConfiguration\nsystemReserved: {{cpu: \"{reserve}\"}}\n");
+            std::fs::write(&file, text).unwrap();
+            assert_eq!(node.allocatable(&online).unwrap().millicores, millicores);
+        }
+        node.reported = Some(watch::channel(Some(allocatable(2000))).1);
+        assert_eq!(node.allocatable(&online), Some(allocatable(2000)));
     }
 }

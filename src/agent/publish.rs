@@ -74,6 +74,7 @@ impl Reconciler {
             shared: desired.shared(),
             exclusive,
             withheld: desired.withheld.clone(),
+            held_by_others: self.world.ledger().held_by_others.clone(),
             lost: self.world.lost_cpus.lost().clone(),
             layout: Arc::clone(&self.node.layout),
             cpu_isolation: self.cpu_isolation.clone(),

@@ -385,7 +385,9 @@ fn partitions(node: &AgentNode) -> Option<CheckResult> {
         return None;
     }
     let what = "partitions";
-    let observed = cpus::lost_cpus(node).and_then(|lost| Ok((lost, node.observe(&[])?.1)));
+    let observed = node
+        .lost_cpus()
+        .and_then(|lost| Ok((lost, node.observe(&[])?.1)));
     let free = match observed {
         Ok((lost, _)) if !lost.is_empty() => {
             return Some(bad(

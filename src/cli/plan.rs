@@ -159,6 +159,7 @@ pub(super) struct Machine<'a> {
     pub(super) topology: &'a Topology,
     pub(super) memory_nodes: &'a CpuSet,
     pub(super) reserved: CpuSet,
+    pub(super) lost: CpuSet,
     /// What the scheduler counts.
     pub(super) allocatable: Option<Allocatable>,
     /// How one knows that the kubelet chooses the CPUs here, if it does.
@@ -218,6 +219,7 @@ impl MachineArgs {
                     .then(|| "its CPU Manager assigns CPUs".to_owned()),
                 topology: &node.topology,
                 memory_nodes: &node.memory_nodes,
+                lost: node.lost_cpus()?,
                 reserved: node.reserved,
             };
             return Ok(planned(&pods, &machine, &node.config, ledger));
@@ -231,6 +233,7 @@ impl MachineArgs {
             memory_nodes: &topology.memory_nodes(),
             topology: &topology,
             reserved,
+            lost: CpuSet::new(),
         };
         Ok(planned(&pods, &machine, &config, Ledger::default()))
     }
@@ -329,7 +332,11 @@ pub(super) fn planned(
         ));
         return planned;
     }
-    let capacity = capacity(config, (topology, &machine.reserved), &ledger);
+    let capacity = capacity(
+        config,
+        (topology, &machine.reserved),
+        (&ledger, &machine.lost),
+    );
     planned.finding = Some(capacity.compare(machine.allocatable.as_ref()));
     planned.capacity = Some(capacity);
     planned.too_few = planned.containers.iter().filter_map(too_few).collect();
@@ -395,7 +402,7 @@ fn too_many_for_node(planned: &Planned, allocatable: Option<&Allocatable>) -> Op
     let is_more = wanted.saturating_mul(1000) > allocatable?.millicores;
     (is_more && !planned.too_few.is_empty()).then(|| {
         format!(
-            "these containers are entitled to {wanted} CPUs together, more than the scheduler counts: it would not send all of them here"
+            "these pods together are entitled to {wanted} CPUs, more than the scheduler counts: it would not send all of them here"
         )
     })
 }
@@ -425,6 +432,10 @@ fn too_few(container: &PlannedContainer) -> Option<TooFew> {
     let why = match (wanted, owned, refused) {
         (0, _, Some(refused)) => format!("would be refused: {refused}"),
         (0, _, None) => format!("gets no exclusive CPUs: {reason}"),
+        (_, 0, Some(refused)) => format!(
+            "is entitled to {} and would be refused: {refused}",
+            cpu_count(wanted)
+        ),
         (_, 0, _) => format!("is entitled to {} and {reason}", cpu_count(wanted)),
         _ => format!(
             "is entitled to {}, gets {owned}, and {reason}",
@@ -454,16 +465,21 @@ impl PlanArgs {
 
 /// A container's row of the table.
 fn row(container: &PlannedContainer) -> [String; 9] {
-    let cpus = if container.exclusive {
+    let cpus = if container.refused.is_some() {
+        "refused".to_owned()
+    } else if container.exclusive {
         container.cpus.to_string()
     } else {
         format!("shared {}", container.cpus)
     };
-    let threads = container
-        .threads
-        .threads
-        .map_or_else(|| "-".to_owned(), |threads| threads.to_string());
-    let list = |numa: Option<&CpuSet>| numa.map_or_else(|| "-".to_owned(), CpuSet::to_string);
+    let why = container.refused.as_ref().or(container.note.as_ref());
+    let runs = container.refused.is_none();
+    let threads = container.threads.threads.filter(|_| runs);
+    let threads = threads.map_or_else(|| "-".to_owned(), |threads| threads.to_string());
+    let list = |cpus: Option<&CpuSet>| {
+        let cpus = cpus.filter(|_| runs);
+        cpus.map_or_else(|| "-".to_owned(), CpuSet::to_string)
+    };
     [
         format!("{}/{}", container.namespace, container.pod),
         container.container.clone(),
@@ -473,10 +489,7 @@ fn row(container: &PlannedContainer) -> [String; 9] {
         list(container.numa.as_ref()),
         list(container.mems.as_ref()),
         threads,
-        container
-            .note
-            .clone()
-            .unwrap_or_else(|| container.entitlement.reason().to_owned()),
+        why.map_or_else(|| container.entitlement.reason().to_owned(), String::clone),
     ]
 }
 

@@ -28,6 +28,7 @@ pub fn printed(manifests: &str, topology: &Topology) -> Vec<(String, usize)> {
         topology,
         memory_nodes: &topology.memory_nodes(),
         reserved: CpuSet::new(),
+        lost: CpuSet::new(),
         allocatable: None,
         kubelet_chooses: None,
     };

@@ -110,8 +110,9 @@ pub fn too_few_cpus(
         let left = can_give.saturating_sub(*owned);
         if left < wanted {
             let why = format!(
-                "is entitled to {wanted}, and {name} has {left} left: it can give {can_give} of its {cpus}, and the job's other tasks \
-                 there own {owned}"
+                "is entitled to {wanted}, and {name} has {left} left: it can give {can_give} of its {cpus} ({} stay shared), and the \
+                 job's other tasks there own {owned}",
+                cpus - can_give
             );
             too_few.push((task.clone(), why));
         } else {

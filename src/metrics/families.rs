@@ -168,7 +168,7 @@ families! {
     NODE_ALLOCATABLE_CPUS = gauge("pinfold_node_allocatable_cpus", &[],
         "CPUs that the scheduler counts on the node: the Node's allocatable, else by the kubelet's configuration file.");
     NODE_ASSIGNABLE_CPUS = gauge("pinfold_node_assignable_cpus", &[],
-        "CPUs that containers can own together on the node without the pods that run: all but the reserved ones and those that stay shared. Idle siblings of running pods don't change it.");
+        "CPUs that containers can own together on the node without the pods that run: the online CPUs without those that are reserved or must stay shared, that are withheld, lost or held by other programs, or that cpus.cores leaves idle on every node. What running pods keep idle doesn't change it.");
     NODE_CPUS = gauge("pinfold_node_cpus", &["state"],
         "CPUs of the node by state: online, reserved, shared, exclusive, and lost (online CPUs that no cpuset has).");
     NODE_RDMA_PORT_EVENTS = counter("pinfold_node_rdma_port_events_total", &["device", "port", "event"],

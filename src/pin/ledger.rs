@@ -80,6 +80,8 @@ pub struct Ledger {
     /// unreadable record, missing CPUs, and CPUs that are barred, which means given up and not yet
     /// handed back.
     pub excluded: CpuSet,
+    /// Those of them that a cgroup holds as exclusive without a record of Pinfold: another program's.
+    pub held_by_others: CpuSet,
     /// Online CPUs in no cgroup's set and in no valid partition, because an invalid one holds them, because they return in a moment,
     /// or because the kernel has lost them.
     pub missing: CpuSet,
@@ -554,6 +556,7 @@ impl Ledger {
     /// Reports exclusive CPUs without any record, and excludes them from assignments.
     fn exclude(&mut self, path: &str, cpus: &CpuSet) {
         self.excluded = self.excluded.union(cpus);
+        self.held_by_others = self.held_by_others.union(cpus);
         self.unexplained.push(format!(
             "cgroup {path} has exclusive {} that Pinfold did not assign: Pinfold does not change the cgroup",
             cpus.in_words()

@@ -37,6 +37,9 @@ pub struct Snapshot {
     pub exclusive: CpuSet,
     /// Online CPUs that the cgroups above the pods do not offer: for other programs.
     pub withheld: CpuSet,
+    /// CPUs that a cgroup holds as exclusive without a record of Pinfold: another program's.
+    #[serde(skip)]
+    pub held_by_others: CpuSet,
     /// Lost CPUs: online CPUs in no cgroup's set until the next boot.
     pub lost: CpuSet,
     /// The layout of the CPUs: which CPUs belong together.

@@ -13,9 +13,11 @@ use crate::cpu::{Cores, CpuSet, SharedMinimum, cpu_count};
 #[derive(Debug, Clone, Copy)]
 pub struct CapacityInput<'a> {
     pub online: &'a CpuSet,
-    /// The online CPUs that the pods' top cgroups do not offer, or that another program holds as exclusive.
+    /// The online CPUs that the pods' top cgroups do not offer.
     pub withheld: &'a CpuSet,
-    /// The online CPUs that no cgroup can use now, mostly because the kernel has lost them.
+    /// CPUs that a cgroup holds as exclusive without a record of Pinfold: another program's.
+    pub held_by_others: &'a CpuSet,
+    /// The online CPUs that the kernel has lost until the next boot.
     pub lost: &'a CpuSet,
     /// CPUs that are never exclusive. Some of them may be offline.
     pub reserved: &'a CpuSet,
@@ -60,6 +62,15 @@ pub struct Capacity {
     /// The online CPUs, which the kubelet counts.
     #[serde(skip)]
     online: usize,
+    /// How many online CPUs are lost.
+    #[serde(skip)]
+    lost: usize,
+    /// How many online CPUs another program holds.
+    #[serde(skip)]
+    held_by_others: usize,
+    /// `assignable`, as it will be after the reboot that brings lost CPUs back.
+    #[serde(skip)]
+    after_reboot: usize,
     /// How containers divide cores; [`Cores::Preferred`] where the cores have one CPU each.
     #[serde(skip)]
     preference: Cores,
@@ -105,8 +116,8 @@ pub struct CapacityFinding {
     pub promises_too_much: Option<bool>,
     /// Both numbers, and what they consist of.
     pub sentence: String,
-    /// How many CPUs the kubelet must reserve; `None` where nothing needs to change, or where that would not help, as against the
-    /// idle siblings of the pods that run.
+    /// How many CPUs the kubelet must reserve; `None` where nothing needs to change, or where that would not help, as against lost
+    /// CPUs and the idle siblings of the pods that run.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub kubelet_reserve: Option<usize>,
     /// What to set.
@@ -132,11 +143,16 @@ impl Capacity {
         };
         let asked = input.single_cores && has_siblings && preference != Cores::Single;
         let more = most_exclusive(input.cores, &now.free, now.cpus, input.preference);
+        let rebooted = CapacityInput {
+            lost: &none,
+            ..*input
+        };
         let least = CapacityInput {
             reserved: &none,
             shared_minimum: SharedMinimum::Cpus(0),
             ..*input
         };
+        let not_of_others = available.union(input.lost).union(input.withheld);
         let mut capacity = Self {
             cpus: available.len(),
             reserved: input.reserved.intersection(&available).len(),
@@ -147,23 +163,27 @@ impl Capacity {
             assignable_now: input.owned.len() + more,
             single: asked.then(|| most(Cores::Single)),
             online: input.online.len(),
+            lost: input.lost.intersection(input.online).len(),
+            held_by_others: input.online.difference(&not_of_others).len(),
+            after_reboot: rebooted.without_pods(),
             preference,
             system_cpus: None,
             gives_with_less: least.without_pods() > 0,
         };
-        let list = system_cpus(input, &available, capacity.kubelet_reserve());
+        let list = system_cpus(&rebooted, capacity.kubelet_reserve());
         let same = CapacityInput {
             reserved: &list,
-            ..*input
+            ..rebooted
         };
         let agrees = same.without_pods() + list.len() >= capacity.online;
         capacity.system_cpus = agrees.then_some(list);
         capacity
     }
 
-    /// How many CPUs the kubelet must reserve. When it starts, it counts the CPUs that are online.
+    /// How many CPUs the kubelet must reserve, which it will still do after a reboot. When it starts, it counts the CPUs that are
+    /// online.
     fn kubelet_reserve(&self) -> usize {
-        self.online.saturating_sub(self.assignable)
+        self.online.saturating_sub(self.after_reboot)
     }
 
     /// Compares what can be given with what the scheduler counts.
@@ -173,8 +193,8 @@ impl Capacity {
             return CapacityFinding {
                 promises_too_much: None,
                 sentence: format!(
-                    "{given}; the Node's allocatable CPUs, which the scheduler counts, are unknown here and should be no more than {}",
-                    self.assignable
+                    "{given}; the Node's allocatable CPUs, which the scheduler counts, are unknown here and should be less than {}",
+                    self.after_reboot + 1
                 ),
                 kubelet_reserve: None,
                 remedy: None,
@@ -196,74 +216,81 @@ impl Capacity {
         let by_kubelet = promised > self.assignable;
         let too_much = by_kubelet || promised > self.assignable_now;
         let sentence = if too_much {
-            format!("{counts}, but {given}: pods beyond that stay on shared CPUs")
+            format!("{counts}, but {given}: pods that find no free CPUs stay on shared ones")
         } else if promised == 0 {
             format!("{counts}, so it sends no pod that requests a whole CPU; {given}")
         } else {
             format!("{counts}, and {given}")
         };
-        let remedy = || match by_kubelet {
-            true => self.remedy(allocatable),
-            false => self.remedy_for_pods(),
+        let lacks_reserve = promised > self.after_reboot;
+        let remedy = || match (by_kubelet, lacks_reserve) {
+            (true, true) if self.after_reboot == 0 => self.remedy_without_any(),
+            (true, true) => self.remedy(allocatable),
+            (true, false) => self.reboot(),
+            (false, _) => self.remedy_for_pods(),
         };
+        let reserve_helps = lacks_reserve && self.after_reboot > 0;
         CapacityFinding {
             promises_too_much: Some(too_much),
             sentence,
-            kubelet_reserve: (by_kubelet && self.assignable > 0).then(|| self.kubelet_reserve()),
+            kubelet_reserve: reserve_helps.then(|| self.kubelet_reserve()),
             remedy: too_much.then(remedy),
         }
     }
 
+    fn reboot(&self) -> String {
+        format!(
+            "drain and reboot the node, which alone brings the {} back that the kernel has lost",
+            cpu_count(self.lost)
+        )
+    }
+
     fn remedy(&self, allocatable: &Allocatable) -> String {
-        if self.assignable == 0 {
-            return self.remedy_without_any();
-        }
         let reserve = self.kubelet_reserve();
         let thousands = |cpus| u64::try_from(cpus).unwrap_or(u64::MAX).saturating_mul(1000);
         let counted = allocatable.capacity.unwrap_or(thousands(self.online));
         let amount = format_cpu(thousands(reserve).saturating_sub(500));
-        let amounts =
-            format!("systemReserved: {{cpu: \"{amount}\"}} without a cpu in kubeReserved");
-        let half = "half a CPU less, for what DaemonSets request";
+        // The kubelet ignores the amounts beside a list, and the Node doesn't tell whether it has one.
+        let amounts = format!(
+            "systemReserved: {{cpu: \"{amount}\"}}, with no cpu in kubeReserved and no reservedSystemCPUs (half a CPU is left to DaemonSets)"
+        );
         let list = self.system_cpus.as_ref().map(|cpus| {
-            // Whole cores may be more than is needed.
             let more = match cpus.len() > reserve {
-                true => format!(" (whole cores, so {})", cpu_count(cpus.len())),
+                true => format!(" ({}, so that no core is divided)", cpu_count(cpus.len())),
                 false => String::new(),
             };
             format!("reservedSystemCPUs: \"{cpus}\"{more}")
         });
         let has_list = allocatable.source == AllocatableSource::ReservedSystemCpus;
-        let how = match (list, has_list) {
-            (Some(list), true) => list,
-            (Some(list), false) => format!(
-                "kubeReserved and systemReserved together, for example {amounts} ({half}), or {list} in place of both amounts"
-            ),
-            (None, true) => format!("{amounts} and without reservedSystemCPUs ({half})"),
-            (None, false) => {
-                format!("kubeReserved and systemReserved together, for example {amounts} ({half})")
-            }
+        let how = match list {
+            Some(list) if has_list => list,
+            Some(list) => format!("either {amounts}, or {list}"),
+            None => amounts,
         };
-        format!(
-            "let the kubelet reserve {} in place of {}: {how}; then restart it on the drained node",
+        let remedy = format!(
+            "let the kubelet reserve {} instead of {}: {how}; then restart it on the drained node",
             cpu_count(reserve),
             format_cpu(counted.saturating_sub(allocatable.millicores))
-        )
+        );
+        match self.lost {
+            0 => remedy,
+            _ => format!("{}; and {remedy}", self.reboot()),
+        }
     }
 
-    /// What helps on a node that can give no CPU at all.
-    fn remedy_without_any(&self) -> String {
-        let what = if self.cpus < self.online {
-            let cpus = cpu_count(self.online - self.cpus);
-            format!(
-                "{cpus} of the node can't be used by pods: pinfold doctor says why, and what to do"
-            )
-        } else if self.gives_with_less {
-            "reserve fewer CPUs for Pinfold (reserved, sharedMinimum)".to_owned()
+    /// What helps on a node that can give no CPU at all, not even without its pods.
+    pub fn remedy_without_any(&self) -> String {
+        if self.after_reboot > 0 {
+            return self.reboot();
+        }
+        let what = if self.gives_with_less {
+            "reserve fewer CPUs for Pinfold (reserved, sharedMinimum), or"
+        } else if self.cpus < self.online {
+            "let pods use more CPUs of the node (the other findings of pinfold doctor name them), or"
         } else {
-            "this node has too few CPUs".to_owned()
+            "this node has too few CPUs to give any:"
         };
-        format!("{what}; or keep training pods off this node")
+        format!("{what} keep training pods off it")
     }
 
     /// What helps where the pods that have CPUs leave too few to others, which no setting of the kubelet can know.
@@ -291,6 +318,16 @@ impl Capacity {
     pub fn in_words(&self) -> String {
         let mut parts = Vec::new();
         let (reserved, shared) = (self.reserved, self.shared_minimum);
+        if self.lost > 0 {
+            parts.push(format!("{} lost", self.lost));
+        }
+        if self.held_by_others > 0 {
+            parts.push(format!("{} held by other programs", self.held_by_others));
+        }
+        let explained = self.cpus + self.lost + self.held_by_others;
+        if self.online > explained {
+            parts.push(format!("{} withheld", self.online - explained));
+        }
         if shared > reserved {
             let verb = if shared == 1 { "stays" } else { "stay" };
             parts.push(format!("at least {shared} {verb} shared"));
@@ -316,7 +353,7 @@ impl Capacity {
         format!(
             "{} of {} can be exclusive{parts}{single}{}",
             self.assignable,
-            cpu_count(self.cpus),
+            cpu_count(self.online),
             self.now_in_words()
         )
     }
@@ -336,7 +373,7 @@ impl Capacity {
             true => String::new(),
             false => format!(", because of {}", causes.join(" and ")),
         };
-        format!("; with the pods here, {}{causes}", self.assignable_now)
+        format!("; with the pods here, only {}{causes}", self.assignable_now)
     }
 }
 
@@ -354,7 +391,10 @@ struct Room {
 impl CapacityInput<'_> {
     /// The CPUs that pods can use.
     fn available(&self) -> CpuSet {
-        self.online.difference(self.withheld).difference(self.lost)
+        let offered = self.online.difference(self.withheld);
+        offered
+            .difference(self.held_by_others)
+            .difference(self.lost)
     }
 
     /// The CPUs over which the kernel balances load: all of them if all are isolated, as in [`Topology::balanced`].
@@ -458,9 +498,9 @@ pub fn most_exclusive(cores: &[CpuSet], free: &CpuSet, room: usize, preference: 
 
 /// At least `count` online CPUs for the kubelet to reserve: Pinfold's reserved ones, those that pods can't use anyway, and then the
 /// lowest cores.
-fn system_cpus(input: &CapacityInput<'_>, available: &CpuSet, count: usize) -> CpuSet {
+fn system_cpus(input: &CapacityInput<'_>, count: usize) -> CpuSet {
     let reserved = input.reserved.intersection(input.online);
-    let mut cpus = reserved.union(&input.online.difference(available));
+    let mut cpus = reserved.union(&input.online.difference(&input.available()));
     for core in input.cores {
         if cpus.len() >= count {
             break;

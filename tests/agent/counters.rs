@@ -160,6 +160,7 @@ pub(crate) fn snapshot(kernel: &Kernel, containers: &[ContainerState]) -> Snapsh
         shared: none(),
         exclusive: none(),
         withheld: none(),
+        held_by_others: none(),
         lost: none(),
         layout: std::sync::Arc::default(),
         cpu_isolation: None,

@@ -224,6 +224,7 @@ pub(crate) fn page() -> Page {
         shared: set("0-1"),
         exclusive: set("2-7"),
         withheld: CpuSet::new(),
+        held_by_others: CpuSet::new(),
         lost: CpuSet::new(),
         layout: std::sync::Arc::default(),
         cpu_isolation: None,
@@ -254,6 +255,7 @@ pub(crate) fn page() -> Page {
     let capacity = Capacity::new(&CapacityInput {
         online: &snapshot.online,
         withheld: &CpuSet::new(),
+        held_by_others: &CpuSet::new(),
         lost: &CpuSet::new(),
         reserved: &snapshot.reserved,
         isolated: &CpuSet::new(),

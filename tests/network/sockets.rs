@@ -508,6 +508,7 @@ fn empty_snapshot() -> Snapshot {
         shared: CpuSet::new(),
         exclusive: CpuSet::new(),
         withheld: CpuSet::new(),
+        held_by_others: CpuSet::new(),
         lost: CpuSet::new(),
         layout: std::sync::Arc::default(),
         cpu_isolation: None,

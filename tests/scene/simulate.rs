@@ -212,8 +212,8 @@ fn a_task_without_enough_exclusive_cpus_has_a_reason() {
     assert_eq!((code, error.as_str()), (Some(1), ""), "{out}");
     assert!(
         out.ends_with(
-            "0 pending\ntoo few exclusive CPUs: worker 9 is entitled to 1, and node-1 has 0 left: it can give 9 of its 11, and the \
-             job's other tasks there own 9\n"
+            "0 pending\ntoo few exclusive CPUs: worker 9 is entitled to 1, and node-1 has 0 left: it can give 9 of its 11 (2 stay \
+             shared), and the job's other tasks there own 9\n"
         ),
         "{out}"
     );

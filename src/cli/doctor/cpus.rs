@@ -1,21 +1,8 @@
 //! The checks of the node's CPUs: which of them pods can use, which are lost, and how many can be exclusive.
 
-use std::time::Duration;
-
 use super::check::{CheckResult, bad, good, weak};
 use crate::agent::{AgentNode, allocatable};
-use crate::cpu::CpuSet;
 use crate::pin::{Enforcement, Ledger, Observed, PlacementSource};
-
-/// The lost CPUs: those that are still missing after a second, as for the agent.
-pub(super) fn lost_cpus(node: &AgentNode) -> anyhow::Result<CpuSet> {
-    let first = node.unheld_cpus()?;
-    if first.is_empty() {
-        return Ok(first);
-    }
-    std::thread::sleep(Duration::from_secs(1));
-    Ok(first.intersection(&node.unheld_cpus()?))
-}
 
 /// The CPUs that pods can use, lost CPUs, and CPU sets without an explanation.
 pub(super) fn cpus_for_pods(node: &AgentNode) -> Vec<CheckResult> {
@@ -30,7 +17,7 @@ pub(super) fn cpus_for_pods(node: &AgentNode) -> Vec<CheckResult> {
             "the CPUs may be meant for other programs; Pinfold moves no running container",
         ));
     }
-    let lost = lost_cpus(node).unwrap_or_default();
+    let lost = node.lost_cpus().unwrap_or_default();
     if !lost.is_empty() {
         findings.push(weak(
             "lost CPUs",
@@ -65,8 +52,14 @@ pub(super) fn capacity(node: &AgentNode) -> Option<CheckResult> {
     let allocatable = crate::cli::run::runtime()
         .ok()?
         .block_on(allocatable::find(&node.config, online));
-    let finding = node.capacity(&ledger).compare(allocatable.as_ref());
+    let lost = node.lost_cpus().unwrap_or_default();
+    let capacity = node.capacity(&ledger, &lost);
+    let finding = capacity.compare(allocatable.as_ref());
     let what = "capacity";
+    // Whatever the scheduler counts.
+    if capacity.assignable == 0 {
+        return Some(bad(what, finding.sentence, &capacity.remedy_without_any()));
+    }
     Some(match (finding.promises_too_much, finding.remedy) {
         (Some(false), _) => good(what, finding.sentence),
         (Some(true), Some(remedy)) => weak(what, finding.sentence, &remedy),

@@ -51,9 +51,9 @@ pub(super) struct SimulateArgs {
     /// Allocatable memory of each invented node [default: not checked]
     #[arg(long, value_name = "BYTES", requires = "count")]
     memory: Option<String>,
-    /// How many CPUs the agent of each node reserves: the threads of a core, so 1 on nodes with one thread per core. Write 0, and
-    /// --shared-minimum 0, if the kubelet chooses the exclusive CPUs, or if --cpu or the Node counts only what the kubelet's
-    /// reserve leaves.
+    /// How many CPUs the agent of each node reserves: the threads of a core, so 1 on nodes with one thread per core. This is a
+    /// number, while the agents' --reserved is a list. Write 0, and --shared-minimum 0, if the kubelet chooses the exclusive CPUs, or
+    /// if --cpu, or a Node without a capacity, is already what the kubelet's reserve leaves.
     #[arg(long, value_name = "CPUS", default_value = "2", value_parser = whole::<u64>(0..=u64::MAX))]
     reserved: u64,
     /// CPUs that exclusive assignments leave to everybody else on each node, reserved ones included: a number, or a share

@@ -136,6 +136,7 @@ fn snapshot(containers: Vec<ContainerState>) -> Snapshot {
         shared: CpuSet::new(),
         exclusive: CpuSet::new(),
         withheld: CpuSet::new(),
+        held_by_others: CpuSet::new(),
         lost: CpuSet::new(),
         layout: std::sync::Arc::default(),
         cpu_isolation: None,

@@ -72,6 +72,7 @@ impl<'a> PlacementPass<'a> {
         let mut free = self.available.difference(&owned.union(&self.excluded));
         // Reserved CPUs are shared, unless pods can use none of them or all have an owner.
         let reserved = self.inputs.context.reserved.difference(&owned);
+        let reserved = reserved.difference(&self.unusable);
         let shared = reserved.intersection(&self.available);
         let balanced = self.inputs.context.topology.balanced();
         if let Some(last) = last_shared(&free, &shared, &balanced) {
@@ -491,6 +492,8 @@ impl<'a> PlacementPass<'a> {
                 let movable = pod
                     // The program was told which CPUs it will keep.
                     .filter(|pod| !pod.waiting.contains_key(name))
+                    // The kubelet has written the container's set, and counts on it.
+                    .filter(|_| !assignment.by_kubelet.contains(name))
                     // Moving away from withheld CPUs frees nothing that anybody could use.
                     .filter(|pod| pod.preferences.movable && cpus.is_disjoint(&self.withheld()))
                     .map(|pod| pod.preferences.request(cpus.len(), &self.near(pod)));

@@ -5,6 +5,7 @@ use crate::cpu::{Numbering, Shape, Topology, TopologyFacts};
 struct TestNode {
     topology: Topology,
     withheld: CpuSet,
+    lost: CpuSet,
     reserved: CpuSet,
     preference: Cores,
     minimum: SharedMinimum,
@@ -27,6 +28,7 @@ fn node(cores: u32, threads: u32) -> TestNode {
 fn on(topology: Topology) -> TestNode {
     TestNode {
         withheld: CpuSet::new(),
+        lost: CpuSet::new(),
         reserved: topology.core_of(topology.online.first().unwrap_or_default()),
         topology,
         preference: Cores::Preferred,
@@ -41,7 +43,8 @@ impl TestNode {
         Capacity::new(&CapacityInput {
             online: &self.topology.online,
             withheld: &self.withheld,
-            lost: &CpuSet::new(),
+            held_by_others: &CpuSet::new(),
+            lost: &self.lost,
             reserved: &self.reserved,
             isolated: &self.topology.isolated,
             cores: &self.topology.cores(),
@@ -164,9 +167,9 @@ fn the_reserve_does_not_change_with_the_pods_that_run() {
         (Some(true), None)
     );
     assert!(
-        finding
-            .sentence
-            .contains("; with the pods here, 31, because of 30 idle siblings: pods beyond that"),
+        finding.sentence.contains(
+            "; with the pods here, only 31, because of 30 idle siblings: pods that find no free"
+        ),
         "{}",
         finding.sentence
     );
@@ -258,13 +261,12 @@ fn the_finding_names_both_numbers_and_what_to_set() {
     assert_eq!(
         finding.sentence,
         "the scheduler counts 40 CPUs (the Node's allocatable), but 38 of 40 CPUs can be exclusive (at least 2 stay shared, 1 of \
-         them reserved): pods beyond that stay on shared CPUs"
+         them reserved): pods that find no free CPUs stay on shared ones"
     );
     assert_eq!(
         finding.remedy.unwrap(),
-        "let the kubelet reserve 2 CPUs in place of 0: kubeReserved and systemReserved together, for example systemReserved: \
-         {cpu: \"1500m\"} without a cpu in kubeReserved (half a CPU less, for what DaemonSets request), or reservedSystemCPUs: \
-         \"0-1\" in place of both amounts; then restart it on the drained node"
+        "let the kubelet reserve 2 CPUs instead of 0: either systemReserved: {cpu: \"1500m\"}, with no cpu in kubeReserved and no \
+         reservedSystemCPUs (half a CPU is left to DaemonSets), or reservedSystemCPUs: \"0-1\"; then restart it on the drained node"
     );
     // A part of a CPU is no CPU that a container could own.
     let finding = node(40, 1).reserving(1100);
@@ -309,7 +311,7 @@ fn a_list_of_cpus_is_named_for_a_kubelet_that_has_one() {
     let remedy = finding.remedy.unwrap();
     assert!(
         remedy.contains(
-            "3 CPUs in place of 2: reservedSystemCPUs: \"0-3\" (whole cores, so 4 CPUs);"
+            "3 CPUs instead of 2: reservedSystemCPUs: \"0-3\" (4 CPUs, so that no core is divided);"
         ),
         "{remedy}"
     );
@@ -341,22 +343,67 @@ fn a_list_is_named_only_if_pinfold_can_reserve_the_same() {
     assert!(node(32, 2).capacity().system_cpus.is_some());
     let mut machine = node(32, 2);
     machine.preference = Cores::Single;
-    for (source, words) in [
-        (
-            AllocatableSource::Node,
-            "together, for example systemReserved: {cpu: \"33500m\"}",
-        ),
-        (
-            AllocatableSource::ReservedSystemCpus,
-            "without reservedSystemCPUs",
-        ),
+    // The kubelet would ignore the amount beside a list, which it may have without our knowledge.
+    let amount = "systemReserved: {cpu: \"33500m\"}, with no cpu in kubeReserved and no reservedSystemCPUs (";
+    for source in [
+        AllocatableSource::Node,
+        AllocatableSource::ReservedSystemCpus,
     ] {
         let remedy = machine.reserving_in(2000, source).remedy.unwrap();
         assert!(
-            remedy.contains(words) && !remedy.contains("reservedSystemCPUs: "),
+            remedy.contains(amount) && !remedy.contains("reservedSystemCPUs: "),
             "{remedy}"
         );
     }
+}
+
+/// The reserve stays after the reboot that brings the CPUs back, so it must not count them.
+#[test]
+fn lost_cpus_ask_for_a_reboot_and_for_no_reserve() {
+    let mut machine = node(40, 1);
+    machine.lost = "38-39".parse().unwrap();
+    let finding = machine.reserving(1500);
+    assert_eq!(
+        (finding.promises_too_much, finding.kubelet_reserve),
+        (Some(true), None)
+    );
+    assert!(
+        finding
+            .sentence
+            .contains("36 of 40 CPUs can be exclusive (2 lost, at least 2 stay shared"),
+        "{}",
+        finding.sentence
+    );
+    let reboot =
+        "drain and reboot the node, which alone brings the 2 CPUs back that the kernel has lost";
+    assert_eq!(finding.remedy.unwrap(), reboot);
+    // The reboot would not be enough.
+    let finding = machine.reserving(0);
+    assert_eq!(finding.kubelet_reserve, Some(2));
+    let remedy = finding.remedy.unwrap();
+    let both = format!("{reboot}; and let the kubelet reserve 2 CPUs instead of 0: either");
+    assert!(
+        remedy.starts_with(&both) && remedy.contains("reservedSystemCPUs: \"0-1\""),
+        "{remedy}"
+    );
+    // One lost thread costs a whole core.
+    let mut machine = node(32, 2);
+    (machine.preference, machine.minimum) = (Cores::Whole, SharedMinimum::Cpus(0));
+    machine.lost = "3".parse().unwrap();
+    let finding = machine.reserving(2000);
+    assert_eq!(
+        (finding.kubelet_reserve, finding.promises_too_much),
+        (None, Some(true))
+    );
+    machine.preference = Cores::Single;
+    machine.lost = "2-3".parse().unwrap();
+    assert_eq!(machine.reserving(32_000).kubelet_reserve, Some(33));
+    // Nothing is left without the lost ones.
+    let mut machine = node(4, 1);
+    machine.lost = "1-3".parse().unwrap();
+    assert_eq!(machine.capacity().assignable, 0);
+    let remedy = machine.reserving(1000).remedy.unwrap();
+    assert!(remedy.starts_with("drain and reboot"), "{remedy}");
 }
 
 /// Where only isolated CPUs are reserved, decisions leave another one shared.
@@ -387,12 +434,15 @@ fn a_node_that_can_give_none_says_why() {
     let mut machine = node(4, 1);
     machine.minimum = SharedMinimum::Cpus(4);
     assert!(remedy(&machine).contains("(reserved, sharedMinimum)"));
+    // A smaller share would do, whatever is withheld.
+    machine.withheld = "3".parse().unwrap();
+    assert!(remedy(&machine).contains("(reserved, sharedMinimum)"));
     let one_cpu = remedy(&node(1, 1));
     assert!(one_cpu.contains("this node has too few CPUs"), "{one_cpu}");
     machine.withheld = "1-3".parse().unwrap();
     let withheld = remedy(&machine);
     assert!(
-        withheld.contains("3 CPUs of the node can't be used by pods"),
+        withheld.contains("let pods use more CPUs of the node"),
         "{withheld}"
     );
 }
@@ -429,10 +479,5 @@ fn allocatable_may_be_more_than_the_cpus() {
         source: AllocatableSource::Given,
     }));
     assert_eq!(nothing.kubelet_reserve, None);
-    assert!(
-        nothing
-            .remedy
-            .unwrap()
-            .contains("training pods off this node")
-    );
+    assert!(nothing.remedy.unwrap().contains("training pods off it"));
 }

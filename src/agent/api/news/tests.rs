@@ -120,6 +120,7 @@ fn snapshot(enforcement: Enforcement, containers: &[ContainerState]) -> Snapshot
         shared: set("0-3"),
         exclusive: CpuSet::new(),
         withheld: CpuSet::new(),
+        held_by_others: CpuSet::new(),
         lost: CpuSet::new(),
         layout: Arc::default(),
         cpu_isolation: None,

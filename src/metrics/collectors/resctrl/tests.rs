@@ -77,6 +77,7 @@ fn snapshot(containers: &[ContainerState]) -> Snapshot {
         shared: none(),
         exclusive: none(),
         withheld: none(),
+        held_by_others: none(),
         lost: none(),
         layout: std::sync::Arc::default(),
         cpu_isolation: None,

@@ -419,12 +419,18 @@ fn no_container_moves_for_one_that_the_minimum_refuses() {
 
 /// How many CPUs a node without pods promises to give.
 fn assignable(node: &TestNode) -> usize {
+    assignable_beside(node, &CpuSet::new())
+}
+
+/// The same where other programs hold some CPUs.
+fn assignable_beside(node: &TestNode, held_by_others: &CpuSet) -> usize {
     use crate::pod::{Capacity, CapacityInput};
 
     let none = CpuSet::new();
     let capacity = Capacity::new(&CapacityInput {
         online: &node.topology.online,
         withheld: &none,
+        held_by_others,
         lost: &none,
         reserved: &node.reserved,
         isolated: &node.topology.isolated,
@@ -449,13 +455,22 @@ fn the_capacity_is_what_decisions_give() {
             node.shared_minimum = minimum.parse().unwrap();
             node.preferences.cores = preference;
             let pods = recognized((0..16).map(|number| app(&format!("p{number}"), each)));
-            let decisions = decide(&node.input(&pods), &Ledger::default());
-            let given = decisions
-                .containers
-                .iter()
-                .filter_map(|one| one.cpus.as_ref());
-            let given: usize = given.map(CpuSet::len).sum();
-            assert_eq!(assignable(&node), given, "{preference:?} {minimum}");
+            for held in ["", "8-11", "1,15", "0-1"] {
+                let ledger = Ledger {
+                    excluded: set(held),
+                    held_by_others: set(held),
+                    ..Ledger::default()
+                };
+                let decisions = decide(&node.input(&pods), &ledger);
+                let given = decisions.containers.iter();
+                let given = given.filter_map(|one| one.cpus.as_ref());
+                let given: usize = given.map(CpuSet::len).sum();
+                assert_eq!(
+                    assignable_beside(&node, &ledger.held_by_others),
+                    given,
+                    "{preference:?} {minimum} {held}"
+                );
+            }
         }
     }
 }
