@@ -111,7 +111,12 @@ impl History {
             // on exclusive CPUs before. A new cgroup does so from the start if its pod has only the
             // container's CPUs. But another program, such as a kubelet, may have narrowed the
             // container to the same CPUs, so the pod's record tells whether it was Pinfold that had
-            // assigned them.
+            // assigned them. CPUs that the kubelet chose are exclusive only once they are a
+            // partition, because the kubelet's set keeps no other program off them.
+            let is_of_kubelet = container
+                .record
+                .as_ref()
+                .is_some_and(|record| !record.assignment.by_kubelet.is_empty());
             let had = waiting.contains(path)
                 || before
                     .pods
@@ -119,7 +124,10 @@ impl History {
                     .filter(|pod| was_assigned(pod, &own))
                     .any(|pod| {
                         let mut containers = pod.containers.iter().map(|other| &other.cgroup);
-                        containers.any(|other| other.path == *path && other.cpuset.effective == own)
+                        containers.any(|other| {
+                            let was_exclusive = !is_of_kubelet || other.cpuset.partition.is_live();
+                            other.path == *path && other.cpuset.effective == own && was_exclusive
+                        })
                     });
             let processes = node.cgroups.processes(path).unwrap_or_default();
             let ages = processes

@@ -11,7 +11,7 @@ use super::event::AnsweredCpus;
 use super::pod_store::PodStore;
 use crate::cpu::CpuSet;
 use crate::pin::decide::KubeletCpus;
-use crate::pod::{ObjectName, RecognizedPod};
+use crate::pod::{Mirror, ObjectName, RecognizedPod};
 
 #[derive(Debug, Default)]
 pub(super) struct KubeletReport {
@@ -52,7 +52,9 @@ impl KubeletReport {
     fn match_pods(&mut self, store: &PodStore) {
         let pods = store.known();
         let mut by_name: HashMap<ObjectName, Vec<&Arc<RecognizedPod>>> = HashMap::new();
-        for pod in pods.iter().filter(|pod| !pod.finished) {
+        let may_be_meant =
+            |pod: &&Arc<RecognizedPod>| !pod.finished && !is_unmatched_mirror(pod, store);
+        for pod in pods.iter().filter(may_be_meant) {
             let name = pod.object_name();
             if self.unmatched.contains_key(&name) {
                 by_name.entry(name).or_default().push(pod);
@@ -69,6 +71,14 @@ impl KubeletReport {
             false
         });
     }
+}
+
+/// Whether the pod is a mirror pod that nobody has matched with its static pod so far. It has no cgroup, and the kubelet reports the
+/// static pod's CPUs under the same name.
+fn is_unmatched_mirror(pod: &RecognizedPod, store: &PodStore) -> bool {
+    let uid = pod.cgroup_uid().unwrap_or_default();
+    let is_other = |mirror: &Mirror| mirror.uid.as_str() != uid;
+    pod.mirror.as_ref().is_some_and(is_other) && store.of_runtime(uid).is_none()
 }
 
 /// Which of the pods with the name the kubelet means: after a forced deletion, the ended one may still be there. The API server
@@ -96,7 +106,9 @@ fn chosen<'a>(
 #[allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 mod tests {
     use super::*;
-    use crate::agent::event::{PodSource, PodsChange, PodsUpdate, RuntimePod, RuntimeUpdate};
+    use crate::agent::event::{
+        PodKey, PodSource, PodsChange, PodsUpdate, RuntimePod, RuntimeUpdate,
+    };
     use crate::pod::{ContainerIds, Pod};
 
     fn answer(cpus: &str) -> AnsweredCpus {
@@ -163,6 +175,36 @@ mod tests {
         store.take_runtime(RuntimeUpdate::Gone("first".to_owned()));
         assert!(report.match_new_pods(&store));
         assert_eq!(report.cpus()["second"]["main"].to_string(), "4-5");
+    }
+
+    /// A static pod and its mirror pod at the API server differ in their uids, and the agent learns only later that they belong
+    /// together.
+    #[test]
+    fn cpus_of_a_static_pod_are_not_those_of_its_mirror_pod() {
+        let mirror = Arc::new(Pod {
+            namespace: "train".to_owned(),
+            name: "w".to_owned(),
+            uid: Some("at-the-api".into()),
+            api_uid: Some("at-the-api".into()),
+            mirror: Some(Mirror {
+                uid: "static".into(),
+                node: "node".into(),
+            }),
+            ..Pod::default()
+        });
+        let listed = [(PodKey::of_api(&mirror), mirror)];
+        let mut store = PodStore::new(ContainerIds::Runtime).listed_by(&[PodSource::Api]);
+        store.take_pods(PodsUpdate {
+            source: PodSource::Api,
+            change: Some(PodsChange::Listed(listed.into())),
+            errors: Vec::new(),
+        });
+        let mut report = KubeletReport::default();
+        assert!(!report.take(answer("2-3"), &store), "nobody has the uid");
+        with_runtime_pod(&mut store, "static");
+        assert!(report.match_new_pods(&store));
+        let uids: Vec<&String> = report.cpus().keys().collect();
+        assert_eq!(uids, ["static"]);
     }
 
     #[test]

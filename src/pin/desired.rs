@@ -145,9 +145,10 @@ pub struct Desired {
     /// The cgroups of owners whose CPUs are also in the set of another running container of the pod, which Pinfold
     /// does not write. They become no partitions.
     pub met_by_mates: BTreeSet<String>,
-    /// CPUs isolated at boot, as far as the kernel's unbound work queues keep off them. The kernel
-    /// takes such CPUs into an isolated partition only.
+    /// The online CPUs that were isolated at boot. The kernel takes such CPUs into an isolated partition only.
     pub isolated_at_boot: CpuSet,
+    /// Those of them that the kernel's unbound workqueues use now. No partition newly becomes isolated on these.
+    pub used_by_workqueues: CpuSet,
 }
 
 #[derive(Debug, Clone, Default, PartialEq, Eq)]

@@ -166,8 +166,8 @@ struct Footprint {
     watches: usize,
 }
 
-/// The footprint of a process at rest: the median of several looks. A connection or a file in use exists only for a moment, and for a
-/// moment the timer has closed the files of the online CPUs before it opens them again.
+/// The footprint of a process at rest: the median of several looks. A connection or a file in use exists only for a moment, and the
+/// timer closes the files of the online CPUs for a moment before it opens them again.
 fn footprint(agent: &Agent) -> Footprint {
     let looks: Vec<_> = (0..21)
         .map(|_| {

@@ -129,14 +129,17 @@ fn size(
     let pods = PodList::from([pod]);
     let only = world.observed().only(uid).unwrap_or_default();
     let mut decisions = world.decide(context.node, (&pods, &only), 0);
+    let chosen = decisions.desired.assignment(uid).by_kubelet;
     for decision in &mut decisions.containers {
         let pod = pods.get(decision.pod);
         let container = pod.and_then(|pod| pod.containers.get(decision.container));
-        let reported = kubelet.get(uid).zip(container);
-        let reported = reported.and_then(|(pod, container)| pod.get(&container.name));
-        let waits = decision.cpus.is_none() && decision.refused.is_none();
-        if waits && decision.entitlement.cpus() > 0 {
-            decision.cpus = reported.cloned();
+        let Some((reported, container)) = kubelet.get(uid).zip(container) else {
+            continue;
+        };
+        let has_own = decision.cpus.is_some() && !chosen.contains(&container.name);
+        let waits = !has_own && decision.refused.is_none() && decision.entitlement.cpus() > 0;
+        if let Some(cpus) = reported.get(&container.name).filter(|_| waits) {
+            decision.cpus = Some(cpus.clone());
         }
     }
     TurnResult {

@@ -118,11 +118,11 @@ impl World {
             self.isolation.check(kernel.workqueue_cpus().as_ref());
         }
         self.isolation.note_wanted(desired, only, Instant::now());
-        // Work queues that use such CPUs would have to leave them first; mostly they never did.
+        // Workqueues that use such CPUs would have to leave them first. On most machines they have never used them.
         if !desired.isolated_at_boot.is_empty()
             && let Some(used) = kernel.workqueue_cpus()
         {
-            desired.isolated_at_boot = desired.isolated_at_boot.difference(&used);
+            desired.used_by_workqueues = desired.isolated_at_boot.intersection(&used);
         }
     }
 

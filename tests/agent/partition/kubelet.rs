@@ -368,6 +368,29 @@ fn a_pod_mates_set_over_an_ended_partition_loses_no_cpu() {
     node.finish();
 }
 
+/// The container runs on the kubelet's set meanwhile, but other programs may run there, too.
+#[test]
+fn the_time_until_a_delayed_partition_counts_as_unpinned() {
+    let Some(kernel) = partition_tests() else {
+        return;
+    };
+    let mut node = Node::new(&kernel, true);
+    let main = event_message(&node.tree, "w-0", 2);
+    let side = mate(&main, "side");
+    node.kubelet.gives("w-0", "2-3");
+    node.run(&side, "0-7");
+    node.run(&main, "2-3");
+    assert_eq!(kernel.partition(&path(&main)), "member", "the mate's set");
+    std::thread::sleep(Duration::from_millis(200));
+    kernel.write_cpus(&path(&side), &set("0-1,4-7"));
+    node.eventually_owns(&main, "2-3");
+    node.agent
+        .eventually("its unpinned time is known", |status| {
+            unpinned(status, "w-0").is_some_and(|seconds| seconds > 0.0)
+        });
+    node.finish();
+}
+
 /// The next container of the same name.
 fn created_again(first: &EventMessage) -> EventMessage {
     let mut second = first.clone();
@@ -518,8 +541,25 @@ fn cpus_isolated_at_boot_become_an_isolated_partition() {
         return;
     }
     let mut node = Node::new(&kernel, true);
-    let [wholly, mixed, balanced] =
-        ["w-0", "w-1", "w-2"].map(|name| event_message(&node.tree, name, 2));
+    let [wholly, mixed, balanced, both] =
+        ["w-0", "w-1", "w-2", "w-4"].map(|name| event_message(&node.tree, name, 2));
+    // One of its CPUs goes offline, and comes back.
+    node.kubelet.gives("w-4", "6-7");
+    let pid = node.run(&both, "6-7");
+    for (online, list) in [("0", "6"), ("1", "6-7")] {
+        fs::write("/sys/devices/system/cpu/cpu7/online", online).unwrap();
+        node.agent.eventually("it stays isolated", |status| {
+            status["online"] == if online == "0" { "0-6" } else { "0-7" }
+                && status["errors"] == serde_json::json!([])
+                && kernel.effective(&path(&both)) == set(list)
+        });
+        assert_eq!(kernel.partition(&path(&both)), "isolated", "{list}");
+    }
+    node.kubelet.forgets("w-4");
+    node.end(&both, pid);
+    node.tree.remove(&path(&both));
+    node.runtime.change(STOP, &both);
+
     node.kubelet.gives("w-0", "7");
     let pid = node.run(&wholly, "7");
     assert_eq!(kernel.partition(&path(&wholly)), "isolated");

@@ -136,7 +136,12 @@ fn an_init_container_stays_on_the_kubelets_set() {
             ("main", ContainerKind::App, 2000),
         ],
     );
-    let reported = report(&[("a", "side", "2"), ("a", "main", "4-5")]);
+    // The kubelet gives the container the CPUs of the init container.
+    let reported = report(&[
+        ("a", "init", "4-5"),
+        ("a", "side", "2"),
+        ("a", "main", "4-5"),
+    ]);
     let decisions = decided(&[pod], Some(&reported), &Ledger::default(), &[]);
     assert_eq!(owners(&decisions), ["a/main 4-5*", "a/side 2*"]);
     assert_eq!(decisions.containers[0].cpus, None);

@@ -220,12 +220,7 @@ impl<'a> PartitionState<'a> {
                 container,
                 plan,
                 pod: self.pods.len(),
-                kind: partition_kind(
-                    (pod, container),
-                    plan,
-                    &target,
-                    &self.desired.isolated_at_boot,
-                ),
+                kind: partition_kind((pod, container), plan, &target, self.desired),
                 target,
                 owner,
             };
@@ -326,17 +321,25 @@ fn partition_kind(
     (pod, container): (&ObservedPod, &ObservedContainer),
     plan: &PodPlan,
     target: &CpuSet,
-    isolated_at_boot: &CpuSet,
+    desired: &Desired,
 ) -> PartitionKind {
-    let is_of_kubelet = !own_part(&plan.assignment, container).by_kubelet.is_empty();
-    if is_of_kubelet && !target.is_empty() && target.is_subset(isolated_at_boot) {
-        return PartitionKind::Isolated;
-    }
     let cpuset = &container.cgroup.cpuset;
     let is_isolated = cpuset.partition == Partition::Valid(PartitionKind::Isolated);
+    // The kernel keeps workqueues off an isolated partition, so one that gains no CPU needs no check.
+    let is_isolated_there = is_isolated && target.is_subset(&cpuset.exclusive);
+    let is_of_kubelet = !own_part(&plan.assignment, container).by_kubelet.is_empty();
+    // The target keeps CPUs that are offline, which say nothing about the kind.
+    let online = target.intersection(&desired.online);
+    if is_of_kubelet
+        && !online.is_empty()
+        && online.is_subset(&desired.isolated_at_boot)
+        && (is_isolated_there || online.is_disjoint(&desired.used_by_workqueues))
+    {
+        return PartitionKind::Isolated;
+    }
     // What an unknown pod prefers is unknown, too, so its partition stays isolated.
     let stays = is_isolated && !pod.is_known;
-    let may_isolate = !plan.isolation_pending || is_isolated && target.is_subset(&cpuset.exclusive);
+    let may_isolate = !plan.isolation_pending || is_isolated_there;
     if stays || plan.isolated && may_isolate {
         PartitionKind::Isolated
     } else {

@@ -189,4 +189,32 @@ fn a_set_of_cpus_isolated_at_boot_becomes_isolated() {
     wanted.isolated_at_boot = set("5-7");
     let made = steps(&new, &wanted);
     assert_eq!(made.last().unwrap(), "a/x: isolated on CPUs 6-7");
+    // The kernel's workqueues would have to leave them first.
+    wanted.used_by_workqueues = set("7");
+    let made = steps(&new, &wanted);
+    assert_eq!(made.last().unwrap(), "a/x: root on CPUs 6-7");
+}
+
+/// A change to `root` and back could hang Linux 6.12.
+#[test]
+fn an_isolated_partition_of_such_cpus_stays_isolated() {
+    let stands = Partition::Valid(PartitionKind::Isolated);
+    let mut now = running("", &[("a", "x", "6-7", Some("6-7"), "6-7")]);
+    now.pods[0].containers[0].cgroup.cpuset.partition = stands;
+    for (online, isolated, used) in [
+        ("0-7", "5-7", ""),
+        ("0-6", "5-6", ""),
+        ("0-7", "5-7", "0-7"),
+        ("0-6", "5-6", "6"),
+    ] {
+        let mut wanted = chosen(&[("a", "x", "6-7")]);
+        wanted.online = set(online);
+        wanted.isolated_at_boot = set(isolated);
+        wanted.used_by_workqueues = set(used).intersection(&wanted.isolated_at_boot);
+        let steps = steps(&now, &wanted);
+        let changes = steps
+            .iter()
+            .any(|step| step.contains("root") || step.contains("member"));
+        assert!(!changes, "{online} {used}: {steps:?}");
+    }
 }
