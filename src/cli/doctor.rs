@@ -132,8 +132,9 @@ fn examine(config: &Config) -> Vec<CheckResult> {
         Ok(node) => {
             findings.push(enforcement(&node));
             findings.extend(partitions(&node));
-            findings.extend(cpus::cpus_for_pods(&node));
-            findings.extend(cpus::capacity(&node));
+            let lost = node.lost_cpus().unwrap_or_default();
+            findings.extend(cpus::cpus_for_pods(&node, &lost));
+            findings.extend(cpus::capacity(&node, &lost));
         }
         Err(error) => findings.push(bad(
             "agent",

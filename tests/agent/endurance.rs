@@ -172,7 +172,7 @@ fn footprint(agent: &Agent) -> Footprint {
     let looks: Vec<_> = (0..21)
         .map(|_| {
             std::thread::sleep(Duration::from_millis(50));
-            one_look(agent)
+            footprint_now(agent)
         })
         .collect();
     Footprint {
@@ -188,7 +188,7 @@ fn median<T: Ord + Copy>(values: impl Iterator<Item = T>) -> T {
     values[values.len() / 2]
 }
 
-fn one_look(agent: &Agent) -> Footprint {
+fn footprint_now(agent: &Agent) -> Footprint {
     let proc = PathBuf::from(format!("/proc/{}", agent.id()));
     let status = fs::read_to_string(proc.join("status")).unwrap();
     // Anonymous memory only. The mapped code grows with every function that ran since the start, and debug information

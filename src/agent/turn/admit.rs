@@ -247,14 +247,14 @@ fn record(
 mod tests {
     use std::time::Duration;
 
+    use super::super::test_node::TestNode;
     use super::*;
     use crate::agent::event::{PodKey, PodSource, PodsChange, PodsUpdate};
     use crate::agent::world::{Heartbeat, PodStore};
-    use crate::cpu::{CpuSet, Numbering, Placer, Shape, SharedMinimum, Topology};
+    use crate::cpu::{CpuSet, Numbering, Shape, Topology};
     use crate::metrics::AgentMetrics;
-    use crate::pin::decide::DecisionContext;
     use crate::pin::{Observed, ObservedContainer, PodAssignment, Scan};
-    use crate::pod::{Container, ContainerIds, CpuPreferences, Pod, Policy, Resources};
+    use crate::pod::{Container, ContainerIds, Pod, Resources};
 
     fn set(list: &str) -> CpuSet {
         list.parse().unwrap()
@@ -350,28 +350,8 @@ mod tests {
             threads_per_core: 2,
             numbering: Numbering::SiblingsAdjacent,
         });
-        let (placer, memory_nodes) = (Placer::new(&topology), topology.memory_nodes());
-        let (policy, preferences) = (Policy::default(), CpuPreferences::default());
-        let (reserved, devices) = (set("0-1"), std::collections::BTreeMap::new());
-        let context = TurnContext {
-            node: DecisionContext {
-                topology: &topology,
-                placer: &placer,
-                memory_nodes: &memory_nodes,
-                reserved: &reserved,
-                shared_minimum: SharedMinimum::default(),
-                policy: &policy,
-                preferences: &preferences,
-                devices: &devices,
-                ids_settled: true,
-                suspended: None,
-                kubelet: None,
-                enforcement: Enforcement::Partition,
-            },
-            moves_per_hour: 0,
-            interval: Duration::from_secs(10),
-        };
-        end_delays_if_enough(world, &context, ("b", "main"))
+        let node = TestNode::new(topology, set("0-1"));
+        end_delays_if_enough(world, &node.context(), ("b", "main"))
     }
 
     /// Of the CPUs 2 to 7, `a` has two cores for two CPUs, and shrinks to one.

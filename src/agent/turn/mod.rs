@@ -8,6 +8,8 @@
 mod admit;
 mod reconcile;
 mod start;
+#[cfg(test)]
+mod test_node;
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};

@@ -198,18 +198,17 @@ fn put_in_force(
 #[cfg(test)]
 #[allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 mod tests {
-    use std::collections::BTreeMap;
     use std::time::Duration;
 
+    use super::super::test_node::TestNode;
     use super::*;
     use crate::agent::event::{RuntimePod, RuntimeUpdate};
     use crate::agent::fake_kernel::{FakeKernel, set};
     use crate::agent::world::{Heartbeat, PodStore};
-    use crate::cpu::{Placer, SharedMinimum, Topology, TopologyFacts};
+    use crate::cpu::{Topology, TopologyFacts};
     use crate::host::cgroup::{Partition, PartitionKind};
     use crate::metrics::AgentMetrics;
-    use crate::pin::decide::DecisionContext;
-    use crate::pod::{Container, ContainerIds, CpuPreferences, Pod, Policy, Resources};
+    use crate::pod::{Container, ContainerIds, Pod, Resources};
 
     /// A training pod whose container asks for so many CPUs.
     fn described(cpus: u64) -> RuntimeUpdate {
@@ -253,28 +252,8 @@ mod tests {
             online: set("0-3"),
             ..TopologyFacts::default()
         });
-        let (placer, memory_nodes) = (Placer::new(&topology), topology.memory_nodes());
-        let (policy, preferences) = (Policy::default(), CpuPreferences::default());
-        let (reserved, devices) = (set("0"), BTreeMap::new());
-        let context = TurnContext {
-            node: DecisionContext {
-                topology: &topology,
-                placer: &placer,
-                memory_nodes: &memory_nodes,
-                reserved: &reserved,
-                shared_minimum: SharedMinimum::default(),
-                policy: &policy,
-                preferences: &preferences,
-                devices: &devices,
-                ids_settled: true,
-                suspended: None,
-                kubelet: None,
-                enforcement: Enforcement::Partition,
-            },
-            moves_per_hour: 0,
-            interval: Duration::from_secs(10),
-        };
-        start(&mut world, &kernel, &context, "a").unwrap();
+        let node = TestNode::new(topology, set("0"));
+        start(&mut world, &kernel, &node.context(), "a").unwrap();
         kernel.pauses.get()
     }
 

@@ -2,10 +2,11 @@
 
 use super::check::{CheckResult, bad, good, weak};
 use crate::agent::{AgentNode, allocatable};
+use crate::cpu::CpuSet;
 use crate::pin::{Enforcement, Ledger, Observed, PlacementSource};
 
 /// The CPUs that pods can use, lost CPUs, and CPU sets without an explanation.
-pub(super) fn cpus_for_pods(node: &AgentNode) -> Vec<CheckResult> {
+pub(super) fn cpus_for_pods(node: &AgentNode, lost: &CpuSet) -> Vec<CheckResult> {
     let Ok((observed, ledger)) = node.observe(&[]) else {
         return Vec::new();
     };
@@ -17,7 +18,6 @@ pub(super) fn cpus_for_pods(node: &AgentNode) -> Vec<CheckResult> {
             "the CPUs may be meant for other programs; Pinfold moves no running container",
         ));
     }
-    let lost = node.lost_cpus().unwrap_or_default();
     if !lost.is_empty() {
         findings.push(weak(
             "lost CPUs",
@@ -40,7 +40,7 @@ pub(super) fn cpus_for_pods(node: &AgentNode) -> Vec<CheckResult> {
 
 /// How many CPUs the node can give, compared with what the scheduler counts; `None` where Pinfold gives none, because it only
 /// observes or because the kubelet chooses them.
-pub(super) fn capacity(node: &AgentNode) -> Option<CheckResult> {
+pub(super) fn capacity(node: &AgentNode, lost: &CpuSet) -> Option<CheckResult> {
     let is_of_kubelet = node.placement_source == PlacementSource::Kubelet;
     if is_of_kubelet || node.enforcement == Enforcement::Observe {
         return None;
@@ -52,11 +52,10 @@ pub(super) fn capacity(node: &AgentNode) -> Option<CheckResult> {
     let allocatable = crate::cli::run::runtime()
         .ok()?
         .block_on(allocatable::find(&node.config, online));
-    let lost = node.lost_cpus().unwrap_or_default();
-    let capacity = node.capacity(&ledger, &lost);
+    let capacity = node.capacity(&ledger, lost);
     let finding = capacity.compare(allocatable.as_ref());
     let what = "capacity";
-    // Whatever the scheduler counts.
+    // Whatever the scheduler counts, no pod gets its CPUs here.
     if capacity.assignable == 0 {
         return Some(bad(what, finding.sentence, &capacity.remedy_without_any()));
     }

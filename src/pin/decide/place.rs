@@ -25,6 +25,8 @@ pub(super) struct PlacementPass<'a> {
     /// The online CPUs that pods may use. The others are withheld.
     available: CpuSet,
     pub assignments: BTreeMap<String, PodAssignment>,
+    /// The containers whose CPUs the kubelet chose, by pod, according to their records.
+    by_kubelet: BTreeMap<String, BTreeSet<String>>,
     /// The recorded CPUs of containers that do not exist, by pod and container. The pod's other
     /// containers get them first.
     spare: BTreeMap<String, BTreeMap<String, SpareCpus>>,
@@ -51,6 +53,9 @@ impl<'a> PlacementPass<'a> {
         requests: &'a [PodRequest<'a>],
     ) -> Self {
         let unusable = ledger.excluded.union(&ledger.exclusive());
+        let by_kubelet = ledger.assignments.iter();
+        let by_kubelet = by_kubelet.filter(|(_, pod)| !pod.by_kubelet.is_empty());
+        let by_kubelet = by_kubelet.map(|(uid, pod)| (uid.clone(), pod.by_kubelet.clone()));
         Self {
             inputs,
             requests,
@@ -58,6 +63,7 @@ impl<'a> PlacementPass<'a> {
             unusable,
             available: ledger.available(&inputs.context.topology.online),
             assignments: ledger.assignments.clone(),
+            by_kubelet: by_kubelet.collect(),
             spare: BTreeMap::new(),
             notes: BTreeMap::new(),
             moves: Vec::new(),
@@ -486,14 +492,15 @@ impl<'a> PlacementPass<'a> {
             requests.map(|pod| (pod.key.as_str(), pod)).collect();
         for (key, assignment) in &self.assignments {
             let pod = by_key.get(key.as_str()).copied();
+            let of_kubelet = self.by_kubelet.get(key);
             for (name, cpus) in &assignment.containers {
                 let own = assignment.of_container(name);
                 let idle = pod.map(|pod| self.idle(pod, &own, &assignment.idle));
                 let movable = pod
                     // The program was told which CPUs it will keep.
                     .filter(|pod| !pod.waiting.contains_key(name))
-                    // The kubelet has written the container's set, and counts on it.
-                    .filter(|_| !assignment.by_kubelet.contains(name))
+                    // Until its pod ends, a container keeps the CPUs that the kubelet chose.
+                    .filter(|_| !of_kubelet.is_some_and(|names| names.contains(name)))
                     // Moving away from withheld CPUs frees nothing that anybody could use.
                     .filter(|pod| pod.preferences.movable && cpus.is_disjoint(&self.withheld()))
                     .map(|pod| pod.preferences.request(cpus.len(), &self.near(pod)));

@@ -417,6 +417,25 @@ fn no_container_moves_for_one_that_the_minimum_refuses() {
     assert_eq!([moved("0"), moved("50%")], [true, false]);
 }
 
+/// Also once its policy is `none`, and Pinfold chooses.
+#[test]
+fn no_container_leaves_the_cpus_that_the_kubelet_chose() {
+    let mut owners = ledger(&[("a", "main", "2-5"), ("b", "main", "8")]);
+    let pods = recognized([app("a", 4), app("b", 1), single("c", 4)]);
+    let mut node = TestNode::new(machine(), set("0-1"));
+    node.preferences.movable = true;
+    node.shared_minimum = "0".parse().unwrap();
+    let input = DecisionInput {
+        moves: 2,
+        ..node.input(&pods)
+    };
+    assert!(!decide(&input, &owners).moves.is_empty());
+    for assignment in owners.assignments.values_mut() {
+        assignment.by_kubelet.insert("main".to_owned());
+    }
+    assert!(decide(&input, &owners).moves.is_empty());
+}
+
 /// How many CPUs a node without pods promises to give.
 fn assignable(node: &TestNode) -> usize {
     assignable_beside(node, &CpuSet::new())

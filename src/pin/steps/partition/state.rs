@@ -326,20 +326,20 @@ fn partition_kind(
     let cpuset = &container.cgroup.cpuset;
     let is_isolated = cpuset.partition == Partition::Valid(PartitionKind::Isolated);
     // The kernel keeps workqueues off an isolated partition, so one that gains no CPU needs no check.
-    let is_isolated_there = is_isolated && target.is_subset(&cpuset.exclusive);
+    let is_isolated_already = is_isolated && target.is_subset(&cpuset.exclusive);
     let is_of_kubelet = !own_part(&plan.assignment, container).by_kubelet.is_empty();
     // The target keeps CPUs that are offline, which say nothing about the kind.
     let online = target.intersection(&desired.online);
     if is_of_kubelet
         && !online.is_empty()
         && online.is_subset(&desired.isolated_at_boot)
-        && (is_isolated_there || online.is_disjoint(&desired.used_by_workqueues))
+        && (is_isolated_already || online.is_disjoint(&desired.used_by_workqueues))
     {
         return PartitionKind::Isolated;
     }
     // What an unknown pod prefers is unknown, too, so its partition stays isolated.
     let stays = is_isolated && !pod.is_known;
-    let may_isolate = !plan.isolation_pending || is_isolated_there;
+    let may_isolate = !plan.isolation_pending || is_isolated_already;
     if stays || plan.isolated && may_isolate {
         PartitionKind::Isolated
     } else {
