@@ -340,17 +340,20 @@ mod tests {
         world
     }
 
-    /// Whether the delay of a shrink ends for the container of pod `b`, and whether it then gets its CPUs in the second turn.
-    fn ends_delay(world: &mut World) -> bool {
-        let topology = Topology::from_shape(Shape {
+    fn topology() -> Topology {
+        Topology::from_shape(Shape {
             sockets: 1,
             numa_per_socket: 1,
             llcs_per_numa: 1,
             cores_per_llc: 4,
             threads_per_core: 2,
             numbering: Numbering::SiblingsAdjacent,
-        });
-        let node = TestNode::new(topology, set("0-1"));
+        })
+    }
+
+    /// Whether the delay of a shrink ends for the container of pod `b`, and whether it then gets its CPUs in the second turn.
+    fn ends_delay(world: &mut World) -> bool {
+        let node = TestNode::new(topology(), set("0-1"));
         end_delays_if_enough(world, &node.context(), ("b", "main"))
     }
 
@@ -364,5 +367,24 @@ mod tests {
             let is_waiting = world.shrinks.due() > Some(std::time::Instant::now());
             assert_eq!(is_waiting, !ends);
         }
+    }
+
+    /// An earlier owner still has a part of them, and gives it up before the container begins.
+    #[test]
+    fn a_container_that_restarts_is_sized_by_all_that_the_kubelet_reports() {
+        let owners = [("b", "2-3", ""), ("c", "4-5", "")];
+        let mut world = world([pod("b", 4), pod("c", 2)], &owners);
+        for assignment in world.ledger.assignments.values_mut() {
+            assignment.by_kubelet.insert("main".to_owned());
+        }
+        let of_main = [("main".to_owned(), set("2-5"))];
+        let kubelet = KubeletCpus::from([("b".to_owned(), of_main.into())]);
+        let node = TestNode::new(topology(), set("0-1"));
+        let mut context = node.context();
+        context.node.kubelet = Some(&kubelet);
+        let pod = world.pods().pod("b").unwrap();
+        let result = size(&world, &context, (pod, "b"), &kubelet);
+        let decision = result.decision("b", "main").unwrap();
+        assert_eq!(decision.cpus, Some(set("2-5")), "{:?}", decision.note);
     }
 }
